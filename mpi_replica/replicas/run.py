@@ -57,7 +57,7 @@ class Run(SharedRun):
         fn: Callable[..., Any],
         seats: Sequence[tuple[int, Sequence[Any], Mapping[str, Any]]],
         mirrored: Any,
-        shared: Any,
+        shared: Sequence[Any],
         site: CallSite,
         options: CommunicationOptions,
     ) -> None:
@@ -196,8 +196,8 @@ class Run(SharedRun):
         if isinstance(calls[0], MergeCall):
             self._is_merging = True
             results = self._merge(cast("list[MergeCall]", calls), *results[0])
-            if self.shared is not None:
-                self.shared.renew()
+            for shared in self.shared:
+                shared.renew()
             self._is_merging = False
         return results
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..collectives.agreement.site import boundary
 from ..core import nest
 from ..core.exceptions import ContextError
@@ -20,6 +22,7 @@ from ..core.jax_state import (
 )
 from ..core.library_state import LibraryState, forget_casts, needs_threads
 from ..core.thread_state import ThreadState
+from .shared_generators import SharedGenerators
 
 
 def libraries_of_run(num_replicas: int, total: int, *, asks_for_threads: bool) -> RunLibraries:
@@ -47,20 +50,23 @@ def shared_tensors(call: str, structure: nest.Structure, leaves: Sequence[Any]) 
     return SharedTensors(call, nest.leaf_paths(structure), leaves)
 
 
-def shared_arguments(structure: nest.Structure, leaves: Sequence[Any]) -> Any:
-    """Returns what finds what of torch several replicas of a rank write, or None.
+def shared_arguments(structure: nest.Structure, leaves: Sequence[Any]) -> list[Any]:
+    """Returns what finds what several replicas of a rank write, of torch, or draw from.
 
     `leaves` are those of the arguments of a run, which several replicas get as they are.
     """
+    found: list[Any] = []
+    if any([isinstance(leaf, np.random.Generator) for leaf in leaves]):
+        found.append(SharedGenerators(nest.leaf_paths(structure), leaves))
     torch = imported_library("torch")
     if torch is None:
-        return None
+        return found
     kinds = (torch.nn.Module, torch.Tensor)
-    if not any([isinstance(leaf, kinds) for leaf in leaves]):
-        return None
-    from .torch_shared_state import SharedArguments  # torch is imported
+    if any([isinstance(leaf, kinds) for leaf in leaves]):
+        from .torch_shared_state import SharedArguments  # torch is imported
 
-    return SharedArguments(nest.leaf_paths(structure), leaves)
+        found.append(SharedArguments(nest.leaf_paths(structure), leaves))
+    return found
 
 
 class RunLibraries:

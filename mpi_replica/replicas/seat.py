@@ -56,8 +56,9 @@ class SharedRun(CurrentRun):
     lent: LentArrays | None
     #: Of torch's tensors that all replicas get, if there are some.
     mirrored: Any
-    #: Of torch's modules and tensors that several replicas of this rank share, if there are some.
-    shared: Any
+    #: What finds changes of what several replicas of this rank share: modules and tensors of torch,
+    #: generators of numpy.
+    shared: Sequence[Any]
     seats: Sequence[Seat]
 
     def stop_error(self, doom: BaseException) -> BaseException:
@@ -176,8 +177,8 @@ class Seat:
                 run.lent.add(self, nest.flatten(self.value)[0])
             if run.mirrored is not None:
                 run.mirrored.check()
-            if run.shared is not None:
-                run.shared.left_by(self.replica_id)
+            for shared in run.shared:
+                shared.left_by(self.replica_id)
             self.status = "returned"
         except BaseException as error:
             is_given_up = run not in run.engine.agreement.runs  # by the hub, or the collector
@@ -269,8 +270,8 @@ class Seat:
             if states is not None:
                 states.leave(self.position)
                 self.held = libraries.shared_state.held_modules(self.replica_id, self.run.seats)
-                if self.run.shared is not None:
-                    self.run.shared.left_by(self.replica_id)
+            for shared in self.run.shared:
+                shared.left_by(self.replica_id)
             return self.worker.wait()
         finally:  # not by the hub: where a signal's handler raises there, this replica still waits
             call, self.call = self.call, None

@@ -189,8 +189,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             `Mirrored` can't be written to, nor one that several replicas of a rank get, as any that
             is no `PerReplica` (that the tensor of a `Mirrored` was is an error when the step ends).
             Variables are passed whole, all else by reference; other tensors of torch, and
-            parameters and buffers of modules, one replica of a rank may write in a run. Containers
-            are new for each replica.
+            parameters and buffers of modules, one replica of a rank may write in a run, and draw
+            from a generator of numpy. Containers are new for each replica.
         options : CommunicationOptions, optional
             For the agreement at the end.
 
@@ -250,10 +250,10 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
 
     def _seats(
         self, fn: Callable[..., Any], args: Any, kwargs: Any
-    ) -> tuple[list[tuple[int, Sequence[Any], Mapping[str, Any]]], Any, Any]:
-        """Returns the arguments of each local replica; and what finds writes into shared ones.
+    ) -> tuple[list[tuple[int, Sequence[Any], Mapping[str, Any]]], Any, Sequence[Any]]:
+        """Returns the arguments of each local replica; and what finds changes of shared ones.
 
-        That is for tensors of a `Mirrored`, and for modules and other tensors.
+        That is for tensors of a `Mirrored`, and for modules, other tensors and generators.
         """
         if not callable(fn):
             raise TypeError(f"strategy.run needs a callable, got {fn!r}.")
@@ -261,7 +261,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         layout = self.engine.layout
         if not args and not kwargs:
             nothing: Mapping[str, Any] = {}
-            return [(i, (), nothing) for i in layout.local_replica_ids], None, None
+            return [(i, (), nothing) for i in layout.local_replica_ids], None, ()
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
         are_shared = [_is_shared(leaf, layout) for leaf in leaves]
         seats = []
@@ -270,7 +270,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             own = [read_only(x) if shared else x for x, shared in zip(own, are_shared, strict=True)]
             seats.append((i, *nest.unflatten(structure, own)))
         mirrored = [leaf.value if isinstance(leaf, Mirrored) else None for leaf in leaves]
-        shared = None if len(seats) == 1 else shared_arguments(structure, leaves)
+        shared = [] if len(seats) == 1 else shared_arguments(structure, leaves)
         return seats, shared_tensors("strategy.run", structure, mirrored), shared
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:

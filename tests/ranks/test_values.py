@@ -9,6 +9,7 @@ import pytest
 import mpi_replica as mr
 from contributions import check_everywhere
 from everywhere import check_works, gathered, needs_two_replicas, raises_everywhere, shares_ranks
+from mpi_replica.errors import ContextError
 
 
 def my_id():
@@ -502,3 +503,48 @@ def test_one_array_that_is_the_component_of_several_replicas_is_written_by_none(
         assert found.tolist() == [1.0, 1.0]
     assert shared.flags.writeable
     check_works(strategy)
+
+
+@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.MT19937])
+@pytest.mark.parametrize("between", [False, True], ids=["at once", "over a collective"])
+def test_a_generator_in_args_that_replicas_of_a_rank_draw_from_is_an_error_there(
+    strategy, kind, between
+):
+    """What each draws would depend on how many of them a rank hosts."""
+    rng = np.random.Generator(kind(5))
+
+    def step(given):
+        drawn = given["rng"].random()
+        if between:
+            mr.get_replica_context().all_reduce("SUM", 1.0)
+        return drawn
+
+    if shares_ranks(strategy):
+        error = raises_everywhere(ContextError, lambda: strategy.run(step, args=({"rng": rng},)))
+        assert "has drawn from the generator in (args, kwargs)[0][0]['rng']" in str(error)
+        assert "mr.get_replica_context().rng" in str(error)
+    else:
+        strategy.run(step, args=({"rng": rng},))  # each rank has its own
+    check_works(strategy)
+
+
+def test_a_generator_in_args_may_be_drawn_from_by_one_replica_or_a_merge_fn(strategy):
+    first, other = (np.random.default_rng(seed) for seed in (5, 6))
+    wanted = np.random.default_rng(5).random(3).tolist()
+    own = strategy.experimental_distribute_values_from_function(
+        lambda context: np.random.default_rng(context.replica_id_in_sync_group)
+    )
+
+    def step(rng, unused, own):
+        context = mr.get_replica_context()
+        own.random(2)
+        drawn = [rng.random() for _ in range(2)] if my_id() == 0 else []
+        in_merge = context.merge_call(lambda _: other.random())
+        drawn += [rng.random()] if my_id() == 0 else []
+        return np.array(drawn), in_merge, own.random()
+
+    found = strategy.experimental_local_results(strategy.run(step, args=(first, other, own)))
+    for i, (drawn, in_merge, of_own) in zip(strategy.local_replica_ids, found, strict=True):
+        assert drawn.tolist() == (wanted if i == 0 else [])
+        assert in_merge == np.random.default_rng(6).random()
+        assert of_own == np.random.default_rng(i).random(3)[2]
