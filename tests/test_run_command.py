@@ -286,16 +286,22 @@ def test_ranks_get_the_signals_and_have_time_to_save(library, number, tmp_path):
         assert len(found) == 2
 
 
-@each_library
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_that_ranks_do_not_catch_ends_them(library, number, tmp_path):
-    program = "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + WAIT
-    with started(library, "run", "-n", 2, written(tmp_path, program)) as process:
-        pids = ready(process)
+def check_ends(library, number, program, *, processes=2):
+    """Check that a signal ends a job of two ranks with its status; return what it has told."""
+    with started(library, "run", "-n", 2, program) as process:
+        pids = ready(process, processes)
         process.send_signal(number)
         _, error = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 128 + number, error
     assert not any(map(is_running, pids))
+    return error
+
+
+@each_library
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_ranks_do_not_catch_ends_them(library, number, tmp_path):
+    program = "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + WAIT
+    check_ends(library, number, written(tmp_path, program))
 
 
 @each_library
@@ -307,12 +313,7 @@ def test_a_signal_ends_the_program_of_a_script_too(library, number, tmp_path):
     words = [find_interpreter(library), written(tmp_path, program)]
     script.write_text(f"#!/bin/sh\n{shlex.join(map(str, words))}\necho behind it\n")
     script.chmod(0o755)
-    with started(library, "run", "-n", 2, script) as process:
-        pids = ready(process)
-        process.send_signal(number)
-        _, error = process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 128 + number, error
-    assert not any(map(is_running, pids))
+    check_ends(library, number, script)
 
 
 @each_library
@@ -326,13 +327,8 @@ def test_a_signal_ends_a_job_of_ranks_whose_own_processes_hold_its_output(librar
     tell(f"ready {os.getpid()} ready {child.pid}")
     signal.pause()
     """
-    with started(library, "run", "-n", 2, written(tmp_path, program)) as process:
-        pids = ready(process, 4)
-        process.send_signal(signal.SIGTERM)
-        _, error = process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 128 + signal.SIGTERM, error
+    error = check_ends(library, signal.SIGTERM, written(tmp_path, program), processes=4)
     assert "lost" not in error
-    assert not any(map(is_running, pids))
 
 
 @each_library
@@ -348,12 +344,7 @@ def test_a_signal_ends_ranks_that_use_mpi_too(library, number, tmp_path):
         strategy.run(lambda: mr.get_replica_context().barrier())
     signal.pause()
     """
-    with started(library, "run", "-n", 2, written(tmp_path, program)) as process:
-        pids = ready(process)
-        process.send_signal(number)
-        _, error = process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 128 + number, error
-    assert not any(map(is_running, pids))
+    check_ends(library, number, written(tmp_path, program))
 
 
 @each_library

@@ -25,6 +25,7 @@ from ..core.exceptions import ContextError
 from ..core.object_state import is_lazy
 from .memory_of_replicas import MADE_APART
 from .replica import Replica
+from .shared_objects import SharedObjects
 
 _ADVICE = f"Give each replica a module, an optimizer or a tensor of its own, {MADE_APART}"
 
@@ -141,10 +142,8 @@ class SharedTensors:
                 )
 
 
-class SharedArguments:
-    """Modules and tensors that replicas of a rank get as one: what several write moves so often.
-
-    What one replica alone writes, or a merge_fn, it may, as with steps of optimizers.
+class SharedArguments(SharedObjects):
+    """Modules and tensors: what several replicas of a rank write moves so often.
 
     Parameters
     ----------
@@ -160,38 +159,21 @@ class SharedArguments:
             for path, leaf in zip(paths, leaves, strict=True)
             if isinstance(leaf, (torch.nn.Module, torch.Tensor))
         ]
-        self._tensors = _tensors_of([leaf for _, leaf in self._leaves])
-        self._writers: dict[int, int] = {}
-        self.renew()
+        super().__init__(_tensors_of([leaf for _, leaf in self._leaves]))
 
-    def renew(self) -> None:
-        """Takes all as they are now: a merge_fn may have written them, once on each rank."""
+    def _versions_now(self) -> list[int]:
         try:
-            self._numbers = [tensor._version for tensor in self._tensors]
+            return [tensor._version for tensor in self._objects]
         except RuntimeError:  # one made in inference mode has none
-            self._tensors = [one for one in self._tensors if is_lazy(one) or not one.is_inference()]
-            self._numbers = [tensor._version for tensor in self._tensors]
+            self._objects = [one for one in self._objects if is_lazy(one) or not one.is_inference()]
+            return [tensor._version for tensor in self._objects]
 
-    def left_by(self, replica_id: int) -> None:
-        """Notes what the replica has written since another one ran: it waits or ends now.
-
-        Raises
-        ------
-        ContextError
-            Another one has written that in this run, too.
-        """
-        before = self._numbers
-        self.renew()
-        if self._numbers == before:
-            return
-        for tensor, one, other in zip(self._tensors, before, self._numbers, strict=True):
-            if one != other and self._writers.setdefault(id(tensor), replica_id) != replica_id:
-                raise ContextError(
-                    f"replica {replica_id} has written {self._named(tensor)} of strategy.run, in"
-                    f" which replica {self._writers[id(tensor)]} of the same rank has written it"
-                    " already: they share it, so it would be changed once for each replica of the"
-                    f" rank. {_ADVICE}."
-                )
+    def _error(self, changed: torch.Tensor, replica_id: int, first: int) -> ContextError:
+        return ContextError(
+            f"replica {replica_id} has written {self._named(changed)} of strategy.run, in which"
+            f" replica {first} of the same rank has written it already: they share it, so it would"
+            f" be changed once for each replica of the rank. {_ADVICE}."
+        )
 
     def _named(self, tensor: torch.Tensor) -> str:
         for path, leaf in self._leaves:

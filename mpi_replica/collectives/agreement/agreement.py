@@ -30,7 +30,7 @@ from ...core.layout import Layout
 from ...ranks.interrupts import gate
 from ...ranks.transport import HEADER_BYTES, Payload, Transport
 from ...ranks.watch.recorder import FlightRecorder
-from ...ranks.watch.strategy_watch import IS_OVER
+from ...ranks.watch.strategy_watch import IS_OVER, OTHERS_MAY_COME
 from . import travelling_error
 from .call import Call
 from .header import (
@@ -403,9 +403,7 @@ class Agreement:
         final = CollectiveTimeoutError(
             f"{description.what} at {description.where} has waited"
             f" {call.options.timeout_seconds:g} s for the other ranks"
-            f" ({self._layout.describe(call.replica_ids)} waits). The strategy can't be used any"
-            " more, since the others may still come. End the program, or make a new strategy on"
-            " all ranks."
+            f" ({self._layout.describe(call.replica_ids)} waits). {OTHERS_MAY_COME}"
         )
         self._end(Life.BROKEN, final)
         raise final from cause

@@ -50,6 +50,12 @@ IS_OVER = (
     "The strategy can't be used any more. End the program, or make a new strategy on all ranks."
 )
 
+#: The same behind a wait that was given up.
+OTHERS_MAY_COME = (
+    "The strategy can't be used any more, since the others may still come. End the program, or make"
+    " a new strategy on all ranks."
+)
+
 _FINAL_ERRORS = {
     "timeout": CollectiveTimeoutError,
     "cycle": CollectiveMismatchError,
@@ -320,10 +326,7 @@ class StrategyWatch:
             tell(waits_for=[pid for rank, pid in pids if rank not in inquiry.answers])
             _log.warning("%s", text)  # last: logging fails where stderr is closed
             return
-        text += (
-            "\nThe strategy can't be used any more, since the others may still come. End the"
-            " program, or make a new strategy on all ranks."
-        )
+        text += f"\n{OTHERS_MAY_COME}"
         self.tell(("final", "timeout", text))
         self.give_up("timeout", text)
 
