@@ -448,6 +448,30 @@ def test_an_interrupt_that_came_in_the_last_exchange_is_not_lost(launch):
     assert done.returncode == 130, done.stderr
 
 
+def test_an_interrupt_that_came_in_the_last_exchange_comes_up_where_no_call_follows(launch):
+    done = launch(
+        """
+        import os, signal, threading
+        strategy = mr.MPIStrategy()
+        exchange = strategy.engine.transport.exchange
+        def interrupted(*args):
+            if strategy.rank == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return exchange(*args)
+        strategy.engine.transport.exchange = interrupted
+        strategy.run(lambda: None)
+        strategy.engine.transport.exchange = exchange
+        if strategy.rank == 1:
+            try:
+                threading.Event().wait(60)
+                print("it was lost")
+            except KeyboardInterrupt:
+                print("it came up")
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "it came up\n"), done.stderr
+
+
 def test_what_a_signal_handler_raises_in_an_exchange_ends_the_wait_of_all_ranks(launch):
     """As the time limits of pytest-timeout and batch scripts do."""
     done = launch(

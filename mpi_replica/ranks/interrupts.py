@@ -1,11 +1,13 @@
 """Ctrl-C while the ranks agree: held, and told to all of them at the next call.
 
 An interrupt in the middle of an exchange would leave a message in flight that can't be taken
-back, and the other ranks waiting.
+back, and the other ranks waiting. Where no call follows for a while, it comes up as any other.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import threading
 from _thread import get_ident  # looked up at every collective
@@ -14,6 +16,8 @@ from types import FrameType
 from typing import Any
 
 from ..core.thread_owners import owner_of_this_thread
+
+_SECONDS_TO_NEXT_CALL = 1.0
 
 
 class InterruptGate:
@@ -27,6 +31,8 @@ class InterruptGate:
         #: The ident of the main thread.
         self.main_thread = threading.main_thread().ident
         self._installed = False
+        #: When one that is held comes up.
+        self._due = math.inf
         #: Called for a second interrupt while one is held.
         self.abort: Callable[[int], Any] | None = None
 
@@ -59,10 +65,23 @@ class InterruptGate:
 
     def take(self) -> bool:
         """Returns whether an interrupt was held back, and forgets it."""
-        if self.is_pending and owner_of_this_thread() == self.main_thread:
+        is_main = owner_of_this_thread() == self.main_thread
+        # No call in between: the watcher's thread would have its turn there.
+        if is_main and self.is_pending:
             self.is_pending = False
             return True
         return False
+
+    def let_through(self, now: float) -> None:
+        """Has one that is held come up in the program, where no call takes it; by the watcher."""
+        if not self.is_pending or self.depth:
+            self._due = math.inf
+        elif self._due == math.inf:
+            self._due = now + _SECONDS_TO_NEXT_CALL
+        elif now >= self._due and self.is_pending:
+            self.is_pending = False
+            # Which the main thread gets: it ends a sleep, too.
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 #: The one gate of the process, since a process has one handler of SIGINT.

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...core.standard_error import write_error
 from ...core.thread_frames import current_frames
+from ..interrupts import gate
 from ..transport import Mailbox
 from . import event_log
 from .cycles import CycleSearch
@@ -135,6 +136,7 @@ class Watcher:
             self._do(watch.tick, now)
         if self._cycles is not None:
             self._do(self._cycles.tick, self._watches, now)
+        gate.let_through(now)
         if self._signal.take():
             self.write_flight_records("SIGUSR2")
 
