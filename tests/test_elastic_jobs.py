@@ -92,6 +92,21 @@ def test_the_status_of_a_rank_that_fails_after_a_loss_is_not_hidden(failing, tmp
     assert len(done.stdout.splitlines()) == 2
 
 
+@pytest.mark.parametrize("on_loss", ["ok", "warn-status"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_is_lost_behind_run_elastic_is_told_and_no_success(lost, on_loss, tmp_path):
+    """Nobody goes on for it with what it would have done there, as writing the result."""
+    program = f"""
+    strategy.run_elastic(lambda: train(lambda: None), state)
+    if first_rank == {lost}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = elastic("--on-loss", on_loss, "-n", 2, written(tmp_path, program))
+    assert done.returncode == 137, done.stderr
+    assert f"rank {lost} (" in done.stderr
+    assert "was lost: its process ended without a word" in done.stderr
+
+
 def test_an_error_after_a_loss_ends_the_job(tmp_path):
     program = """
     def fail():

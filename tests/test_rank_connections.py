@@ -716,13 +716,16 @@ def test_a_rank_that_has_left_at_once_is_named_before_one_that_is_lost_after_it(
     )
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize("is_elastic", [False, True])
-def test_a_job_has_ended_well_without_a_lost_rank_only_where_it_goes_on_without(is_elastic, launch):
+def test_a_job_has_ended_well_without_a_lost_rank_only_where_it_goes_on_without(
+    is_elastic, goes_on, launch
+):
     launcher = launch(size=2)
-    launcher.start("os._exit(1)", 0)
-    launcher.start("", 1)
+    lost = launcher.start("os._exit(1)", 0)
+    launcher.start(f"connection.tell(went_on_without=[{lost.pid}])" if goes_on else "", 1)
     launcher.serve_until_ended(0, 1)
-    assert launcher.ranks.have_ended_well(is_elastic) == is_elastic
+    assert launcher.ranks.have_ended_well(is_elastic) == (is_elastic and goes_on)
 
 
 def test_a_rank_that_waits_for_one_that_was_lost_before_is_heard(launch, monkeypatch):

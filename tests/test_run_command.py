@@ -116,10 +116,18 @@ def test_python_with_flags_of_its_own_is_a_program_of_python():
 
 
 @each_library
-@pytest.mark.parametrize("way", [">/dev/full", ">/dev/full 2>&1", ">&-"])
-def test_an_output_that_takes_no_more_ends_no_job(library, way, tmp_path):
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        (">/dev/full", []),
+        (">/dev/full", ["--tag"]),
+        (">/dev/full 2>&1", ["--tag"]),
+        (">&-", ["--tag"]),
+    ],
+)
+def test_an_output_that_takes_no_more_ends_no_job(library, way, options, tmp_path):
     program = written(tmp_path, SHOW + "    open(f'done {rank}', 'w').close()")
-    command = [find_interpreter(library), "-m", "mpi_replica", "run", "--tag", "-n", "2", program]
+    command = [find_interpreter(library), "-m", "mpi_replica", "run", *options, "-n", "2", program]
     done = subprocess.run(
         ["sh", "-c", f'"$@" {way}', "sh", *command],
         env=variables(),

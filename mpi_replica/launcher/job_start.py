@@ -16,7 +16,14 @@ from ..core.layout import numbers_text
 from ..ranks.watch.strategy_watch import stall_seconds
 from .elasticity import RANKS_LOST
 from .job import Job
-from .output import DeathNotice, OutputStream, Tags, is_output_blocked, is_output_unread
+from .output import (
+    DeathNotice,
+    OutputStream,
+    Tags,
+    is_output_blocked,
+    is_output_unread,
+    may_fill_up,
+)
 from .processes import descendants, ends_with_parent, ranks_below, send_signal
 from .rank_connections import SAVED, RankConnections
 from .restarts import Outcome
@@ -122,12 +129,14 @@ class JobStart:
             added |= self._ranks.variable
         has_tags = job.options.tag
         says_daemons = job.launcher == "openmpi" and job.num_hosts > 1
+        is_file = may_fill_up(1)
+        is_one_file = is_file and os.path.sameopenfile(1, 2)  # lines stay in their order
         try:
             self.launcher = subprocess.Popen(
                 job.command,
                 env={**environ, **added},
-                stdout=subprocess.PIPE if has_tags or job.launcher == "mpich" else None,
-                stderr=subprocess.PIPE if has_tags or says_daemons else None,
+                stdout=subprocess.PIPE if has_tags or is_file or job.launcher == "mpich" else None,
+                stderr=subprocess.PIPE if has_tags or is_one_file or says_daemons else None,
                 process_group=None if is_in_terminal else 0,
                 preexec_fn=ends_with_parent(),
             )
@@ -363,8 +372,11 @@ class JobStart:
             return int(ranks.failed.facts["status"])
         if ranks is not None and (self.ended_because or options.is_elastic):
             # Open MPI's launcher reports 0 where it goes on without lost ranks, also without any.
-            if not self.ended_because and (self._forwarded or status == 0):
-                return 128 + self._forwarded if self._forwarded else 1
+            if not self.ended_because and self._forwarded:
+                return 128 + self._forwarded
+            if not self.ended_because and status == 0:
+                is_loss_alone = is_lost and ranks.failed is None and len(ranks.lost) < ranks.size
+                return _KILLED if is_loss_alone else 1
             if status == 0 or self.ended_because:
                 return _KILLED
         if status < 0:

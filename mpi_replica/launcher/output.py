@@ -11,6 +11,7 @@ import os
 import re
 import select
 import selectors
+import stat
 import sys
 from typing import IO
 
@@ -76,6 +77,15 @@ def is_output_unread() -> bool:
     for number in (1, 2):
         streams.register(number, 0)
     return any(event & select.POLLERR for _, event in streams.poll(0))
+
+
+def may_fill_up(stream: int) -> bool:
+    """Returns whether a stream goes to a file, of which the disk may take no more.
+
+    Open MPI's launcher loses that without a word.
+    """
+    mode = os.fstat(stream).st_mode
+    return not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(stream))
 
 
 def open_standard_streams() -> None:

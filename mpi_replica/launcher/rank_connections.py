@@ -237,9 +237,16 @@ class RankConnections:
         )
 
     def have_ended_well(self, is_elastic: bool) -> bool:
-        """Returns whether all ranks, or all but lost ones, have come to their end with status 0."""
+        """Returns whether all ranks have come to their end with status 0.
+
+        Of an elastic job all but those without which the others have gone on, and those that were
+        lost when their program had come to its end.
+        """
         ends = {rank.facts.get("end") for rank in self.ranks.values() if not rank.is_lost}
-        is_whole = is_elastic or (len(self.ranks) == self.size and not self.lost)
+        if is_elastic:
+            is_whole = all(rank.facts.get("begins_end") == "done" for rank in self.missed)
+        else:
+            is_whole = len(self.ranks) == self.size and not self.lost
         return is_whole and ends == {"done"}
 
     @property
