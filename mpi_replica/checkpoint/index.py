@@ -18,7 +18,7 @@ from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from ..core.randomness import Generators
 from .decoder import decoded
 from .dtype_texts import dtype_from, dtype_text
-from .files import Extent, head_of, names_in
+from .files import Extent, head_of, names_in, read_small
 
 #: Of an index: some hundred bytes for each array.
 MOST_BYTES = 1 << 30
@@ -91,6 +91,8 @@ def index_path(path: Path) -> Path:
 def order_of(path: Path) -> int:
     """Returns a number that is greater the later an index was written; 0 where it says none.
 
+    An old one says none, and one that is torn before it.
+
     Raises
     ------
     CheckpointError
@@ -98,6 +100,15 @@ def order_of(path: Path) -> int:
     """
     match = re.search(rb'"%s": (\d+)' % _NUMBER.encode(), head_of(path, _HEAD_BYTES))
     return int(match[1]) if match else 0
+
+
+def is_torn(path: Path) -> bool:
+    """Returns whether an index is not whole."""
+    try:
+        unpacked(read_small(path, MOST_BYTES), path)
+    except CheckpointError as error:
+        return isinstance(error, CorruptCheckpointError)
+    return False
 
 
 def _order_among_others(path: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from . import files, preemption
 from .abandoned_saves import remove_abandoned_saves
 from .any_signal import MOST_STEP, AnySignal
 from .checkpoint import Checkpoint
-from .index import MOST_BYTES, index_path, order_of, unpacked
+from .index import MOST_BYTES, index_path, is_torn, order_of, unpacked
 
 _NAME = "ckpt"
 _INDEX = re.compile(rf"{_NAME}-(0|[1-9][0-9]*)\.index")  # as `_path` writes it
@@ -385,17 +386,22 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
 def _steps_in(folder: Path, *, skip_unreadable: bool = False) -> list[int]:
     """Returns the steps of the checkpoints in a folder, in the order in which they were saved.
 
+    One whose index is so torn that it tells no order may be the newest: it is the last one.
+
     Raises
     ------
     CheckpointError
-        The folder, or an index in it, can't be read; with `skip_unreadable` that is left out.
+        The folder, or an index in it, can't be read; with `skip_unreadable` that is left out, and a
+        torn one stands in front.
     """
     ignored = (CheckpointError,) if skip_unreadable else ()
-    found: list[tuple[int, int]] = []
+    found: list[tuple[float, int]] = []
     with contextlib.suppress(*ignored):
         for name in files.names_in(folder):
             match = _INDEX.fullmatch(name)
             if match and int(match[1]) <= MOST_STEP:
                 with contextlib.suppress(*ignored):
-                    found.append((order_of(folder / name), int(match[1])))
+                    order = order_of(folder / name)
+                    is_last = order == 0 and not skip_unreadable and is_torn(folder / name)
+                    found.append((math.inf if is_last else order, int(match[1])))
     return [step for _, step in sorted(found)]

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,6 +184,42 @@ def test_a_torn_or_corrupt_checkpoint_is_skipped_and_rank_0_says_so(managed, str
     else:
         assert ["ckpt-3.index is torn" in told[0], "is corrupt" in told[1]] == [True, True], told
     check_works(strategy)
+
+
+TORN = {
+    "empty": lambda index: index.write_bytes(b""),
+    "cut off": lambda index: index.write_bytes(index.read_bytes()[:60]),
+    "a folder": lambda index: (index.unlink(), index.mkdir()),
+    "a link to nothing": lambda index: (index.unlink(), index.symlink_to("nowhere")),
+}
+
+
+@pytest.mark.parametrize("how", TORN)
+def test_the_newest_is_skipped_with_a_warning_where_its_index_does_not_tell_its_age(
+    how, managed, strategy, caplog
+):
+    manager = managed()
+    save(manager, 1, 2, 3)
+    if strategy.rank == 0:
+        TORN[how](Path(manager.directory, "ckpt-3.index"))
+    gathered(None)
+    assert manager.steps == [1, 2, 3]
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        assert manager.restore_or_initialize() == os.path.join(manager.directory, "ckpt-2")
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (strategy.rank == 0)
+    assert all("ckpt-3 is skipped" in text for text in told)
+    check_works(strategy)
+
+
+def test_a_torn_one_keeps_no_whole_one_from_being_kept(managed, strategy):
+    manager = managed(max_to_keep=2)
+    save(manager, 1, 2)
+    if strategy.rank == 0:
+        Path(manager.directory, "ckpt-2.index").write_bytes(b"")
+    gathered(None)
+    save(manager, 3)
+    assert gathered(manager.steps) == gathered([1, 3])
 
 
 class Refusal:
