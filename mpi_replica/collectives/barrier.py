@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..core import nest
 from ..core.options import CommunicationOptions
 from .agreement.call import Call
 from .agreement.site import CallSite, FunctionIdentity
@@ -17,6 +18,8 @@ class BarrierCall(Call):
         What else must be the same on all ranks.
     function : FunctionIdentity, optional
         That it is about.
+    structure : nest.Structure, optional
+        Of a nest that must be alike on all ranks.
     is_anywhere : bool
         Whether ranks may come to it on different lines.
     """
@@ -28,11 +31,14 @@ class BarrierCall(Call):
         kind: str,
         detail: str = "",
         function: FunctionIdentity | None = None,
+        structure: nest.Structure | None = None,
         *,
         is_anywhere: bool = False,
     ) -> None:
         super().__init__(site, options)
         self.kind = kind
         self.detail, self.identity = detail, function
+        if structure is not None:
+            self.structure = structure
         if not is_anywhere:
-            self.identify((detail, function and function.digest))
+            self.identify((detail, function and function.digest, nest.key(self.structure)))

@@ -18,6 +18,7 @@ from ..core.argument_checks import check_call
 from ..core.array_libraries import as_constants
 from ..core.array_ways import Array
 from ..core.exceptions import ContextError
+from ..core.key_order import SORTED, key_order, with_sorted_keys
 from ..core.options import CommunicationOptions
 from ..core.thread_state import ThreadState
 from ..core.values import PerReplica, component_of
@@ -111,6 +112,9 @@ class MergeCall(Call):
         if self.copies:
             copies = self.copies
             self.leaves = [copies[i].copy if (i := id(x)) in copies else x for x in self.leaves]
+        self.key_order = SORTED
+        if kwargs or self.structure.num_nodes > len(self.leaves) + 3:  # some argument is a nest
+            self.key_order = key_order((tuple(args), dict(kwargs)), self.structure)
         self.packed: Packed = [], b""
         if engine.layout.size > 1:
             self.packed = self._told_where(pack)
@@ -141,6 +145,7 @@ class MergeCall(Call):
         layout = self._engine.layout
         rows: list[list[Held | Elsewhere]] = []
         own = _apart([call.leaves for call in calls])
+        orders = {_common_order(calls)}
         if layout.size == 1:
             rows = [[Held(leaf) for leaf in leaves] for leaves in own]
         for rank, data in enumerate(results):
@@ -149,15 +154,18 @@ class MergeCall(Call):
                     held_by(leaves, call.packed[0]) for leaves, call in zip(own, calls, strict=True)
                 ]
             else:
-                tables, values = marshal.loads(data)
+                tables, values, order = marshal.loads(data)
+                orders.add(order)
                 rows += unpack_all(tables, values, layout.counts[rank], self.leaves)
         scope = MergeScope(self._engine, self.options)
         merged = [
             self._merge(index, [row[index] for row in rows], scope)
             for index in range(len(self.leaves))
         ]
-        args, kwargs = nest.unflatten(self.structure, merged)
-        return [(scope, args, kwargs)]
+        arguments = nest.unflatten(self.structure, merged)
+        if orders != {self.key_order}:
+            arguments = with_sorted_keys(arguments, self.structure)
+        return [(scope, *arguments)]
 
     def _told_where(self, work: Callable[[Sequence[Any]], T]) -> T:
         """Returns what comes of the leaves; an error names the one that it is of."""
@@ -178,7 +186,7 @@ class MergeCall(Call):
     def _written(self, calls: Sequence[MergeCall]) -> bytes:
         packed = [call.packed for call in calls]
         try:
-            return marshal.dumps(joined(packed))
+            return marshal.dumps((*joined(packed), _common_order(calls)))
         except ValueError:
             what, place = largest(packed)
             paths = nest.leaf_paths(self.structure)
@@ -201,6 +209,12 @@ class MergeCall(Call):
             if value is not None:
                 return PerReplica(values)
         return None
+
+
+def _common_order(calls: Sequence[MergeCall]) -> str | None:
+    """Returns the order of keys in what the replicas of a rank give; None where it differs."""
+    orders = {call.key_order for call in calls}
+    return orders.pop() if len(orders) == 1 else None
 
 
 def _apart(of_calls: Sequence[list[Any]]) -> Sequence[list[Any]]:

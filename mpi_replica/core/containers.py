@@ -100,6 +100,16 @@ def _flat_mapping(mapping: Mapping[Any, Any]) -> _Flat:
     return items, make, make.keys
 
 
+def is_mapping_opened_here(value: Any) -> bool:
+    """Returns whether it is a mapping of a class that optree does not know by itself."""
+    return type(value) in _opened and isinstance(value, Mapping)
+
+
+def remade(mapping: Mapping[Any, Any], keys: Sequence[Any], items: Iterable[Any]) -> Any:
+    """Returns a mapping of the same class with these items for these keys, which are in order."""
+    return _Remake(type(mapping), keys)(items)
+
+
 def _flat_node(value: Any) -> _Flat:
     node = opened_by_jax(value)
     if node is None:

@@ -29,6 +29,7 @@ from ..core import nest
 from ..core.context import current_state
 from ..core.digests import digest_of
 from ..core.exceptions import add_note
+from ..core.key_order import with_sorted_keys
 from ..core.options import CommunicationOptions
 from ..core.randomness import put_state, state_of
 from ..core.tracebacks import let_go
@@ -317,7 +318,10 @@ class Run(SharedRun):
             else:
                 leaves.append(ends[0].leaves[index])
         structures, rows = [end.structure for end in ends], [end.leaves for end in ends]
-        return nest.merged(structures, rows, leaves, lambda nests: per_replica(nests, layout))
+        result = nest.merged(structures, rows, leaves, lambda nests: per_replica(nests, layout))
+        if ends[0].has_other_order:
+            return with_sorted_keys(result, nest.flatten(result)[1])
+        return result
 
     def _run_end(self, value: Any, replica_id: int | None = None) -> RunEnd:
         return RunEnd(self.site, self.options, self.identity, self.strategy, value, replica_id)

@@ -8,9 +8,10 @@ from typing import Any
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite, FunctionIdentity
-from ..collectives.agreement.stand import LeafDescription
+from ..collectives.agreement.stand import CallDescription, LeafDescription
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
+from ..core.key_order import key_order
 from ..core.options import CommunicationOptions
 from ..core.values import component_of
 
@@ -21,6 +22,8 @@ class RunEnd(Call):
     kind = "run"
     status = "returned"
     identity: FunctionIdentity
+    #: Whether it stands for another order of keys than the replica has returned.
+    has_other_order = False
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class RunEnd(Call):
                 number = strategy.num_replicas_in_sync
                 leaves = [component_of(leaf, replica_id, number) for leaf in leaves]
         self.leaves = leaves
+        #: In which the dicts of all replicas are given to the program.
+        self.key_order = key_order(value, self.structure)
         name = strategy.name_of_variable
         self.kinds = tuple(
             [
@@ -51,15 +56,20 @@ class RunEnd(Call):
         self._identify()
 
     def _identify(self) -> None:
-        self.identify((self.identity.digest, nest.key(self.structure), self.kinds))
+        self.identify((self.identity.digest, nest.key(self.structure), self.key_order, self.kinds))
+
+    def words(self, position: int = 0) -> CallDescription:
+        return super().words(position)._replace(key_order=self.key_order)
 
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
         """Returns the kinds of values that a replica returned."""
         return tuple(LeafDescription(kind) for kind in self.kinds)
 
     def promote(self, change: Sequence[str]) -> None:
-        """Counts leaves that some replicas returned nothing for as values."""
-        self.kinds = tuple(change)
+        """Counts leaves that some replicas returned nothing for as values, and orders keys."""
+        order, *kinds = change
+        self.has_other_order = order != self.key_order
+        self.key_order, self.kinds = order, tuple(kinds)
         self._identify()
 
     def steps(self, group: Group, calls: Sequence[RunEnd], prepared: None) -> tuple[str, ...]:

@@ -86,7 +86,9 @@ class Distribution(StrategyBase):
         except Exception as error:
             self.engine.share(kind, error, since)
         if not self.engine.is_spare:
-            self.engine.cross_replica(self.engine.make(kind, None, BarrierCall, kind))
+            structure = nest.flatten(made)[1]
+            call = self.engine.make(kind, None, BarrierCall, kind, structure=structure)
+            self.engine.cross_replica(call)
         return made
 
     def experimental_distribute_dataset(
@@ -217,5 +219,7 @@ class Distribution(StrategyBase):
         except Exception as error:
             self.engine.share(kind, error, since)
         if not self.engine.is_spare:
-            self.engine.cross_replica(self.engine.make(kind, None, BarrierCall, kind))
+            structure = nest.flatten(made)[1]
+            call = self.engine.make(kind, None, BarrierCall, kind, structure=structure)
+            self.engine.cross_replica(call)
         return made

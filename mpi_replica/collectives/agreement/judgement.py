@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...core.exceptions import CollectiveMismatchError, RankLostError, StructureMismatchError
+from ...core.key_order import SORTED
 from ...core.layout import Layout, grouped
 from .stand import SAME_KIND, CallDescription, LeafDescription, Note, Report, Stand
 from .travelling_error import TravellingError
@@ -47,7 +48,8 @@ class Promotion(Exception):
     """No error: replicas differ in what can be made alike, and make the call again.
 
     Some passed a Python int where others passed a float: `change` are the leaves that become
-    float64. Or some returned None from a run where others returned a value: what each leaf is.
+    float64. Or some returned None from a run where others returned a value, or the keys of a dict
+    in another order: the order of keys for all, and what each leaf is.
     """
 
     def __init__(self, change: Sequence[Any]) -> None:
@@ -73,7 +75,7 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
     if mismatch is not None:
         return Verdict("raise", mismatch, doomed_run=doomed)
     if statuses == {"returned"}:
-        return Verdict("promote", change=_combined_kinds([call for _, call in calls]))
+        return Verdict("promote", change=_combined_returns([call for _, call in calls]))
     promoted, mismatch = _leaf_difference(calls, layout)
     if promoted:
         return Verdict("promote", change=promoted)
@@ -86,10 +88,15 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
     return Verdict("raise", mismatch, doomed_run=doomed)
 
 
-def _combined_kinds(ends: Sequence[CallDescription]) -> tuple[str, ...]:
+def _combined_returns(ends: Sequence[CallDescription]) -> tuple[str, ...]:
+    """Returns the order of keys that replicas have returned, and what each leaf is."""
+    orders = {end.key_order for end in ends}
     columns = zip(*(end.leaves for end in ends), strict=True)
     kinds = [{leaf.dtype for leaf in column} for column in columns]
-    return tuple(of_leaf.pop() if len(of_leaf) == 1 else "value" for of_leaf in kinds)
+    return (
+        orders.pop() if len(orders) == 1 else SORTED,
+        *(of_leaf.pop() if len(of_leaf) == 1 else "value" for of_leaf in kinds),
+    )
 
 
 _Calls = Sequence[tuple[Stand, CallDescription]]
