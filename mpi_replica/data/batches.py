@@ -8,6 +8,7 @@ own is alike in structure only.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,6 +67,39 @@ def cut(batch: Any, wanted: Callable[[int], Sequence[slice]]) -> tuple[int, list
 def kept_batch(batch: Any) -> Any:
     """Returns a batch whose memory is its own: who made it may write the next one into that."""
     return nest.map_structure(copy_of, arrays_of(batch))
+
+
+def keeps_batches(source: Any) -> bool:
+    """Returns whether what `source` gives is there again when it is iterated anew, or goes on."""
+    return isinstance(source, (Sequence, np.ndarray, itertools.repeat, itertools.cycle))
+
+
+def is_of_program(array: Any, *, is_kept: bool) -> bool:
+    """Returns whether writing into an array of a batch would write into data of the program.
+
+    `is_kept` is what `keeps_batches` tells of its source. Others give views of what they keep.
+    """
+    return isinstance(array, np.ndarray) and (is_kept or array.base is not None)
+
+
+def lent_batch(batch: Any, *, is_kept: bool) -> Any:
+    """Returns a batch whose arrays refuse to be written where they are of the program."""
+
+    def lent(array: Any) -> Any:
+        if is_of_program(array, is_kept=is_kept):
+            array = array[...]
+            array.flags.writeable = False
+        return array
+
+    return nest.map_structure(lent, arrays_of(batch))
+
+
+def apart_from_program(batch: Any, *, is_kept: bool) -> Any:
+    """Returns a batch with copies of the arrays that are of the program."""
+    return nest.map_structure(
+        lambda array: array.copy() if is_of_program(array, is_kept=is_kept) else array,
+        arrays_of(batch),
+    )
 
 
 def digest_of_rows(rows: Any) -> int:

@@ -121,8 +121,9 @@ class DistributedDataset:
         -------
         dict
             Plain data: "epoch", "steps" that were taken, and "pipelines", how many ranks or
-            replicas have input of their own; where they have, "replicas" that take of each. Steps
-            that were read ahead do not count.
+            replicas have input of their own; where they have, "replicas" that take of each. In the
+            middle of a `mr.data.Dataset` also its text as "source". Steps that were read ahead do
+            not count.
 
         Notes
         -----
@@ -135,12 +136,12 @@ class DistributedDataset:
         >>> distributed = mr.MPIStrategy().experimental_distribute_dataset(dataset)
         >>> batch = next(iter(distributed))
         >>> distributed.state_dict()
-        {'epoch': 0, 'steps': 1, 'pipelines': None}
+        {'epoch': 0, 'steps': 1, 'pipelines': None, 'source': '<Dataset.range(0, 4, 1).batch(2)>'}
         """
         place = self._newest
         if place is None or place.has_ended:
             place = self._next()
-        return place.state(self._input.pipelines)
+        return place.state(self._input)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration go on where that of `state_dict` stood: with the step after it.
@@ -160,8 +161,8 @@ class DistributedDataset:
 
         Notes
         -----
-        No communication: the ranks compare where they stand when they iterate. A `Checkpoint` that
-        holds the dataset calls it.
+        No communication: the ranks compare where they stand when they iterate. A warning tells
+        where the "source" was another one. A `Checkpoint` that holds the dataset calls it.
 
         Examples
         --------
@@ -171,7 +172,7 @@ class DistributedDataset:
         >>> next(iter(distributed)).values
         (array([2, 3]),)
         """
-        self._start = Progress.of_state(state, self._input.pipelines)
+        self._start = Progress.of_state(state, self._input, self._engine)
         self._newest = None
 
 
@@ -200,7 +201,7 @@ def go_back(
 def _state_at_commit(dataset: DistributedDataset, held: Container[int]) -> dict[str, Any]:
     iterator = dataset._iterator()
     if iterator is None or id(iterator) in held:
-        return dataset._next().state(dataset._input.pipelines)
+        return dataset._next().state(dataset._input)
     return dataset.state_dict()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -29,6 +30,8 @@ from .pipelines import END
 from .plans.dataset_plan import UNKNOWN_CARDINALITY
 from .step_reader import Step
 
+_log = logging.getLogger("mpi_replica")
+
 _SAME_STEPS = "All ranks must take the same steps: call next() equally often on each."
 _LOST = (
     "rows would be lost or repeated. Use experimental_distribute_dataset, or save between two"
@@ -46,8 +49,8 @@ class Progress:
     has_ended: bool = False
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any], pipelines: Sequence[int] | None) -> Progress:
-        """Returns the place of a state.
+    def of_state(cls, state: Mapping[str, Any], made_of: Input, engine: Engine) -> Progress:
+        """Returns the place of a state; warns where the input is not what it was then.
 
         Raises
         ------
@@ -63,6 +66,7 @@ class Progress:
         place = cls(epoch, steps)
         if not steps:
             return place
+        pipelines = made_of.pipelines
         number = None if pipelines is None else len(pipelines)
         if state["pipelines"] != number:
             raise ValueError(
@@ -76,14 +80,26 @@ class Progress:
                         f"the input stood at step {steps}, and the number of replicas at input"
                         f" pipeline {i} was {had} then, and is {has} now: {_LOST}"
                     )
+        source = state.get("source", made_of.text)  # not in those of older versions
+        if source != made_of.text and engine.layout.rank == 0:
+            _log.warning(
+                "the input stood at step %s of %s, and is %s now: the rest of this epoch has other"
+                " rows, so that some come twice and others never. Give the input that it was, or"
+                " save between two epochs.",
+                steps,
+                source,
+                made_of.text or "no mr.data.Dataset",
+            )
         return place
 
-    def state(self, pipelines: Sequence[int] | None) -> dict[str, Any]:
+    def state(self, made_of: Input) -> dict[str, Any]:
         """Returns it for a checkpoint."""
         place = {"epoch": self.epoch, "steps": self.steps}
-        if pipelines is None:
-            return {**place, "pipelines": None}
-        return {**place, "pipelines": len(pipelines), "replicas": list(pipelines)}
+        if made_of.pipelines is not None:
+            pipelines = list(made_of.pipelines)
+            return {**place, "pipelines": len(pipelines), "replicas": pipelines}
+        source = {"source": made_of.text} if self.steps and made_of.text else {}
+        return {**place, "pipelines": None, **source}
 
     def go_back(self, epoch: int, steps: int) -> None:
         """Stands where fewer steps were taken."""
@@ -158,7 +174,7 @@ class DistributedIterator:
         >>> iter(mr.MPIStrategy().experimental_distribute_dataset(dataset)).state_dict()
         {'epoch': 0, 'steps': 0, 'pipelines': None}
         """
-        return self._place.state(self._input.pipelines)
+        return self._place.state(self._input)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the iterator of `state_dict` stood: with the step after it.
@@ -184,7 +200,7 @@ class DistributedIterator:
         >>> next(iterator).values
         (array([2, 3]),)
         """
-        place = Progress.of_state(state, self._input.pipelines)
+        place = Progress.of_state(state, self._input, self._engine)
         vars(self._place).update(vars(place))
         self._begin_to_read()
 

@@ -7,6 +7,7 @@ and read on where it stood.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from ..core.context import reading_own_rows
 from ..core.layout import Layout
 from ..core.values import Mirrored
-from .batches import kept_batch
+from .batches import apart_from_program, keeps_batches, kept_batch
 from .dataset import Dataset, elements_of
 from .epochs import made_apart
 from .function_contexts import InputContext
@@ -105,8 +106,13 @@ class Pipelines:
             elements = _elements(source, epoch, start * len(sharing))
             # All of a step are read before any is used, and may come in one and the same memory.
             is_alone = len(numbers) == len(sharing) == 1
-            if (are_kept or not is_alone) and not isinstance(source, Dataset):
+            if isinstance(source, Dataset):
+                pass
+            elif are_kept or not is_alone:
                 elements = map(kept_batch, elements)
+            else:
+                is_kept = keeps_batches(source)
+                elements = map(functools.partial(apart_from_program, is_kept=is_kept), elements)
             of_pipelines.append((elements, len(sharing), mine))
         while True:
             values = []

@@ -9,6 +9,12 @@ from typing import Any, NamedTuple
 
 from .read_ahead import read_ahead
 
+_HAS_ENDED = (
+    "the input is an iterator, which an earlier iteration has read to its end: every epoch from now"
+    " on would be empty. Distribute what can be iterated anew: a list, a class with __iter__, or"
+    " mr.data.Dataset.from_generator(function)."
+)
+
 
 class Step(NamedTuple):
     """A step of this rank."""
@@ -84,6 +90,10 @@ class StepReader:
                 raise
             if self._once is not None:
                 has_step = self._next[0] is not None
+                if not has_step and not number and self._once.has_ended:
+                    self._next.clear()
+                    raise RuntimeError(_HAS_ENDED)
+                self._once.has_ended |= not has_step
                 self._once.holder = self if has_step else None
                 if has_step or number:
                     self._once.epoch = epoch
@@ -141,6 +151,8 @@ class ReadOnce:
     def __init__(self) -> None:
         #: The last iteration of which a step was read, or left out.
         self.epoch: int | None = None
+        #: Whether they have no more steps.
+        self.has_ended = False
         #: Those that stand where all do.
         self.iterators: list[Iterator[Any]] = []
         #: The one that holds a step which is not taken, or whose step could not be read: the

@@ -26,7 +26,8 @@ _INSTEAD = (
 #: What to do where one could not be written.
 ADVICE = (
     "Replicas of a rank share this array: several got it in args of strategy.run, or another one"
-    " has given it to the call in which it waits, or has returned it."
+    " has given it to the call in which it waits, or has returned it. Or it is a part of the"
+    " program's own array, of which a distributed dataset gives the rows in each epoch."
     f" {_INSTEAD}"
 )
 # Of a larger one so many elements, spread over it, show that other values are there.

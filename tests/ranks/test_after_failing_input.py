@@ -369,12 +369,13 @@ def test_an_iterator_that_was_read_does_not_go_back_to_its_first_step(strategy, 
     error = raises_everywhere(RuntimeError, lambda: epoch_of(strategy, dataset))
     assert "can't go on with step 0 of a saved state" in str(error)
     dataset.load_state_dict({"epoch": 1, "steps": 0, "pipelines": None})
-    for _ in range(2):  # nor was anything read of an iteration that has nothing more
-        place = dataset.state_dict()
-        assert epoch_of(strategy, dataset) == [[step, step] for step in range(taken, 3)]
-        taken = 3
-    dataset.load_state_dict(place)
-    assert epoch_of(strategy, dataset) == []
+    assert epoch_of(strategy, dataset) == [[step, step] for step in range(taken, 3)]
+    place = dataset.state_dict()
+    for _ in range(2):
+        error = raises_everywhere(RuntimeError, lambda: epoch_of(strategy, dataset))
+        assert "has read to its end" in str(error)
+        dataset.load_state_dict(place)  # nor was anything read of an iteration that has no more
+    check_works(strategy)
 
 
 @pytest.mark.parametrize(

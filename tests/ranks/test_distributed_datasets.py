@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import logging
 import pickle
 import re
 from collections import namedtuple
@@ -17,6 +18,7 @@ from datasets import lists
 from everywhere import check_works, needs_two_ranks, raises_everywhere, steps_of
 from mpi_replica.data import Dataset
 from mpi_replica.data.epochs import epochs_begun, put_epochs_back
+from mpi_replica.errors import StructureMismatchError
 
 Pair = namedtuple("Pair", "x y")
 
@@ -819,3 +821,111 @@ def test_what_is_distributed_already_is_not_distributed_again(strategy):
             lambda one=one: (strategy.experimental_distribute_dataset(one), strategy.barrier()),
         )
         assert "distributed already: iterate it" in str(error)
+
+
+class Views:
+    """Gives views of an array that it keeps, as a loader over an array in memory does."""
+
+    def __init__(self, rows):
+        self._rows = rows
+
+    def __iter__(self):
+        return (self._rows[start : start + 8] for start in range(0, len(self._rows), 8))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda rows: [rows[:8], rows[8:]], Views, lambda rows: itertools.repeat(rows[:8], 2)]
+)
+def test_a_step_that_writes_into_rows_of_the_program_is_an_error_everywhere(strategy, make):
+    """They would be others in the next epoch, on the rank that hosts the replica alone."""
+    rows = np.arange(16.0)
+    dataset = distributed(strategy, make(rows))
+
+    def write(batch):
+        batch += 1.0
+
+    error = raises_everywhere(ValueError, lambda: strategy.run(write, args=(next(iter(dataset)),)))
+    assert "read-only" in str(error)
+    assert any("Write into a copy" in note for note in error.__notes__)
+    assert rows.tolist() == np.arange(16.0).tolist()
+    check_works(strategy)
+
+
+def test_a_step_may_write_into_rows_that_nobody_keeps(strategy):
+    class Fresh:
+        def __iter__(self):
+            return (np.arange(8.0) + number for number in range(2))
+
+    def doubled(batch):
+        batch *= 2.0
+        return batch.sum()
+
+    dataset, sums = distributed(strategy, Fresh()), []
+    for _ in range(2):
+        for batch in dataset:
+            total = strategy.reduce("SUM", strategy.run(doubled, args=(batch,)), axis=None)
+            sums.append(float(total))
+    assert sums == [56.0, 72.0] * 2
+
+
+@pytest.mark.parametrize("batches", [[np.ones(2)] * 64, itertools.repeat(np.ones(2), 64)])
+def test_what_a_step_writes_into_a_batch_of_its_rank_is_gone_with_it(strategy, batches):
+    dataset = strategy.distribute_datasets_from_function(lambda context: batches)
+
+    def doubled(batch):
+        batch *= 2.0
+        return batch.sum()
+
+    for batch in itertools.islice(dataset, 3):
+        found = strategy.experimental_local_results(strategy.run(doubled, args=(batch,)))
+        assert set(map(float, found)) == {4.0}
+
+
+def test_an_epoch_of_an_iterator_that_has_ended_is_an_error_everywhere(strategy):
+    dataset = distributed(strategy, (np.arange(4.0) + number for number in range(3)))
+    assert len(steps_of(strategy, dataset)) == 3
+    error = raises_everywhere(RuntimeError, lambda: next(iter(dataset)))
+    assert "Distribute what can be iterated anew" in str(error)
+    check_works(strategy)
+
+
+def test_an_iterator_that_was_left_goes_on_in_the_next_epoch(strategy):
+    dataset = distributed(strategy, (np.arange(4.0) + number for number in range(3)))
+    next(iter(dataset))
+    assert len(steps_of(strategy, dataset)) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: Dataset.range(40).shuffle(seed=2).batch(4),
+        lambda rows: Dataset.range(20).shuffle(seed=1).batch(4),
+        lambda rows: Dataset.range(40).shuffle(seed=1).batch(8),
+        lambda rows: [np.arange(4)] * 10,
+    ],
+)
+def test_a_state_of_other_input_is_told_of_by_rank_0(strategy, change, caplog):
+    dataset = distributed(strategy, Dataset.range(40).shuffle(seed=1).batch(4))
+    next(iter(dataset))
+    state = dataset.state_dict()
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        distributed(strategy, Dataset.range(40).shuffle(seed=1).batch(4)).load_state_dict(state)
+        assert caplog.messages == []
+        distributed(strategy, change(40)).load_state_dict(state)
+    assert len(caplog.messages) == (strategy.rank == 0)
+    assert all("shuffle(seed=1).batch(4)>, and is" in text for text in caplog.messages)
+
+
+def test_values_of_other_structure_on_another_rank_are_an_error_everywhere(strategy):
+    last = strategy.num_replicas_in_sync - 1
+    if not last:
+        pytest.skip("one replica has nobody to differ from")
+
+    def value(context):
+        is_last = context.replica_id_in_sync_group == last
+        return {"b": 2.0} if is_last else {"w": 1.0}
+
+    distribute = strategy.experimental_distribute_values_from_function
+    error = raises_everywhere(StructureMismatchError, lambda: distribute(value))
+    assert "got different structures" in str(error)
+    check_works(strategy)
