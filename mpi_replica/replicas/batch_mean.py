@@ -133,8 +133,8 @@ def compute_average_loss(
     Parameters
     ----------
     per_example_loss : array_like, shape (rows, ...)
-        The losses of this replica's rows; or a number, for one row. torch and JAX compute with
-        their own arrays: what they record, or trace, can be differentiated.
+        The losses of this replica's rows. torch and JAX compute with their own arrays: what they
+        record, or trace, can be differentiated.
     sample_weight : array_like, optional
         Weights of the losses, broadcast from the left: a weight for each row, say.
     global_batch_size : int, optional
@@ -151,8 +151,9 @@ def compute_average_loss(
     Raises
     ------
     ValueError
-        No replica has rows, `global_batch_size` is not positive, or the weights do not fit; losses
-        or weights are lists of unlike lengths.
+        The losses are one number, most likely a mean over rows; no replica has rows,
+        `global_batch_size` is not positive, or the weights do not fit; losses or weights are lists
+        of unlike lengths.
     TypeError
         Losses or weights are no numbers, or have a mask or a unit; `global_batch_size` is no int;
         or it is not given, where JAX traces and losses have no values yet.
@@ -173,10 +174,16 @@ def compute_average_loss(
     """
     context = _replica("compute_average_loss")
     shape = _shape("per_example_loss", per_example_loss)
-    rows = shape[0] if shape else 1
+    if not shape:
+        raise ValueError(
+            "compute_average_loss got one number as per_example_loss, not the loss of each row: a"
+            " mean over rows would be divided by them again. Leave it unreduced"
+            " (reduction='none' of torch's losses), or give [loss] for a single row."
+        )
+    rows = shape[0]
     weight_shape = () if sample_weight is None else _shape("sample_weight", sample_weight)
-    lengths = zip(weight_shape, shape or (1,), strict=False)
-    if len(weight_shape) > max(1, len(shape)) or any(w not in (1, n) for w, n in lengths):
+    lengths = zip(weight_shape, shape, strict=False)
+    if len(weight_shape) > len(shape) or any(w not in (1, n) for w, n in lengths):
         raise ValueError(
             f"sample_weight has shape {tuple(weight_shape)}, and the losses {tuple(shape)}. Give a"
             " weight for each loss, or for each row."
@@ -194,7 +201,7 @@ def compute_average_loss(
     mean = mean_of(per_example_loss, sample_weight, float(rows))
     if mean is not None:
         return mean
-    losses = np.atleast_1d(to_numpy(per_example_loss))
+    losses = np.asarray(to_numpy(per_example_loss))
     dtype = losses.dtype
     is_float = dtype.kind in "fc" or is_narrow_float(dtype)
     weighted = losses.astype(accumulation(dtype, ReduceOp.MEAN)[0], copy=False)
