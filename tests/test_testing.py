@@ -473,6 +473,69 @@ INTERRUPTED = {
 }
 
 
+OF_OTHER_RANKS = """
+    import signal, threading, warnings
+
+    def test_that_warns(strategy):
+        warnings.warn("met everywhere")
+        if rank:
+            warnings.warn("half precision", RuntimeWarning)
+
+    def test_that_prints(strategy):
+        print("a clue of rank", rank)
+        assert strategy.gather_objects(rank) == (0, 1) or rank != 1
+
+    @pytest.fixture
+    def alarm():
+        def late(number, frame):
+            raise TimeoutError("too late")
+        handler = signal.signal(signal.SIGALRM, late)
+        yield
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+    def test_with_an_alarm(alarm, strategy):
+        if rank == 0:
+            signal.setitimer(signal.ITIMER_REAL, 2)
+            threading.Event().wait(30)
+        signal.setitimer(signal.ITIMER_REAL, 1)  # while it waits for rank 0 at the end
+
+    def test_behind_it(strategy):
+        strategy.barrier()
+
+    @pytest.fixture(scope="module")
+    def two():
+        with mr.MPIStrategy() as one, mr.MPIStrategy() as other:
+            yield one, other
+
+    def test_that_fails(two):
+        if rank == 1:
+            raise ValueError("the cause")
+        two[0].barrier()
+
+    def test_of_the_first(two):
+        two[0].barrier()
+
+    def test_of_the_second(two):
+        two[1].barrier()
+"""
+
+
+@pytest.mark.parametrize("library", LIBRARIES[:1])
+def test_what_other_ranks_met_is_in_the_report(library, launch, tmp_path):
+    done = launch(library, 3, {"test_others.py": OF_OTHER_RANKS})
+    found = outcomes(tmp_path)
+    assert "RuntimeWarning: half precision (on ranks 1-2)" in done.stdout
+    assert done.stdout.count("met everywhere") == 2  # the warning, and its line
+    assert found["test_that_warns"][0] == "passed"
+    text = found["test_that_prints"][1]
+    assert "a clue of rank 0" in text
+    assert "a clue of rank 1" in text
+    assert "TimeoutError: too late" in found["test_with_an_alarm"][1]
+    assert found["test_behind_it"] == ["passed", ""]
+    assert "test_of_the_first" not in found["test_of_the_second"][1]
+
+
 @pytest.mark.parametrize("library", LIBRARIES[:1])
 def test_an_interrupt_on_one_rank_ends_the_session_of_all_with_their_report(
     library, launch, tmp_path
@@ -654,7 +717,9 @@ def test_one_outcome_follows_from_those_of_all_ranks(kinds, outcome):
 
 def test_the_same_text_of_several_ranks_is_told_once():
     arrivals = [Arrival("here", "failed", text, text) for text in ("low", "high", "low")]
-    report = failure(arrivals, 1, own="high, in colours")
+    outputs = ["", "", ""]
+    report = failure(arrivals, 1, own="high, in colours", outputs=outputs, place=("test_a.py", 3))
     assert str(report) == "ranks 0-2 failed\n\n--- ranks 0, 2\nlow\n\n--- rank 1\nhigh, in colours"
-    assert report.reprcrash.message == "rank 0: low"
+    crash = report.reprcrash
+    assert (crash.message, crash.path, crash.lineno) == ("rank 0: low", "test_a.py", 3)
     assert str(report.reprcrash) == "rank 0: low"  # which --tb=line prints

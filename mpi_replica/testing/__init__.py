@@ -16,8 +16,9 @@ the plugin starts no MPI. It works beside pytest-mpi, with its options and marks
 Between the parts of a test (setup, body, teardown) the ranks meet, and before the fixture
 `strategy` makes one. What fails on one rank fails on all, with the texts of all ranks; what is
 skipped on some only has failed; what is expected to fail has failed as expected where one rank did.
-Rank 0 alone reports and writes files. Where ranks collect different tests, or one ends its session
-(an interrupt, `pytest.exit`), all stop, and say why.
+Rank 0 alone reports and writes files, also of warnings that it has not met itself. Where ranks
+collect different tests, or one ends its session (an interrupt, `pytest.exit`), all stop, and say
+why.
 
 A rank that waits in a collective call of a strategy, which a rank with a failure does not make,
 gets a `RankLostError`; of the fixture `strategy` one that waits for a rank which is busy elsewhere
@@ -42,8 +43,9 @@ Notes
 Ranks must collect the same tests: parameters come from no set of strings, unless PYTHONHASHSEED is
 set, and from no random number. A plugin that shuffles tests is fine: the order of rank 0 holds.
 With hypothesis use a profile with ``derandomize=True`` and ``database=None``, so that all ranks
-draw the same examples, and with ``suppress_health_check=[HealthCheck.function_scoped_fixture]`` for
-the fixture `strategy`. An example must hold or fail on all ranks, or they look for a smaller one
+draw the same examples, with ``deadline=None``, since a slow rank would go through them again alone,
+and with ``suppress_health_check=[HealthCheck.function_scoped_fixture]`` for the fixture `strategy`.
+An example must hold or fail on all ranks, or they look for a smaller one
 apart: assert what ``strategy.gather_objects`` gives of all. pytest-xdist can't be used on several
 ranks. With ``--pdb`` no limit holds.
 """

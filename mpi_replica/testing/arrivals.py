@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 
@@ -40,14 +40,17 @@ class Arrival(NamedTuple):
     detail: Any = None
 
 
-class _Line(str):
-    """A failure in one line, which pytest takes as a text, or as one with a message."""
+class _Crash(str):
+    """A failure in one line, which pytest takes as a text; other plugins ask where it was."""
 
-    __slots__ = ()
+    def __new__(cls, message: str, path: str, lineno: int) -> Self:
+        made = super().__new__(cls, message)
+        made.message, made.path, made.lineno = message, path, lineno
+        return made
 
-    @property
-    def message(self) -> str:
-        return str(self)
+    message: str
+    path: str
+    lineno: int
 
 
 class RanksReport:
@@ -56,10 +59,12 @@ class RanksReport:
     The attributes have the names that pytest's reporters look for.
     """
 
-    def __init__(self, head: str, parts: Sequence[tuple[str, Any]], summary: str) -> None:
+    def __init__(
+        self, head: str, parts: Sequence[tuple[str, Any]], summary: str, place: tuple[str, int]
+    ) -> None:
         self._head = head
         self._parts = parts
-        self.reprcrash = _Line(summary)
+        self.reprcrash = _Crash(summary, *place)
 
     def toterminal(self, writer: Any) -> None:
         """Writes it, with the colours of this rank's own traceback."""
@@ -106,8 +111,18 @@ def judge(arrivals: Sequence[Arrival]) -> str | None:
     return FAILED
 
 
-def failure(arrivals: Sequence[Arrival], rank: int, own: Any) -> RanksReport:
-    """Returns the report of a failure, on `rank`, whose own traceback is `own`."""
+def failure(
+    arrivals: Sequence[Arrival],
+    rank: int,
+    own: Any,
+    outputs: Sequence[str],
+    place: tuple[str, int],
+) -> RanksReport:
+    """Returns the report of a failure, on `rank`, whose own traceback is `own`.
+
+    `outputs` are what was captured on each rank that has not failed; `place` is the file and the
+    line of the test.
+    """
     kinds = _ranks_by_text(arrival.kind for arrival in arrivals)
     head = ", ".join(f"{numbers_text('rank', ranks)} {kind}" for kind, ranks in kinds.items())
     if left := [sender for sender, arrival in enumerate(arrivals) if arrival.has_left_all]:
@@ -128,7 +143,11 @@ def failure(arrivals: Sequence[Arrival], rank: int, own: Any) -> RanksReport:
         )
         for text, ranks in texts.items()
     ]
-    return RanksReport(head, parts, summaries[0] if summaries else head)
+    parts += [
+        (f"{numbers_text('rank', ranks)}, captured", text)
+        for text, ranks in _ranks_by_text(outputs).items()
+    ]
+    return RanksReport(head, parts, summaries[0] if summaries else head, place)
 
 
 def _ranks_by_text(texts: Iterable[str]) -> dict[str, list[int]]:

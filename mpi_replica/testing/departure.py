@@ -45,13 +45,14 @@ class Departure:
         self._leave(job_end.engines(), where)
 
     def _leave(self, engines: Sequence[Engine], where: str) -> None:
-        given_up = RankLostError(
+        text = (
             f"this strategy was given up in {where}, where not all ranks came to the end of the"
             " test. Make a strategy for each test: the fixture `strategy` is one."
         )
         for engine in engines:
             if engine not in self._leaving and engine.is_in_its_thread():
-                self._leaving[engine] = engine.agreement.leaving(), given_up
+                # Of its own: raised, it takes the place of the call that has met it.
+                self._leaving[engine] = engine.agreement.leaving(), RankLostError(text)
         self.advance()
 
     def advance(self) -> bool:

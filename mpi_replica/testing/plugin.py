@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -27,12 +28,16 @@ from .arrivals import (
     waited_at,
 )
 from .fence import Fence, RanksMissingError
+from .recorded_warnings import RecordedWarning, warnings_of_others
 
 #: Of a test: whether its body passed, on every rank.
 BODY_PASSED = pytest.StashKey[bool]()
 
 # What a rank tells that waits for the others to make the strategy of a test with it.
 _FOR_STRATEGY = "the fixture `strategy`"
+
+# Of a rank; a summary shows each once.
+_MOST_WARNINGS = 1000
 
 _INTERRUPTED = int(pytest.ExitCode.INTERRUPTED)
 
@@ -43,7 +48,7 @@ def quieten(config: pytest.Config, rank: int) -> None:
     It must be called before plugins open these files.
     """
     option = config.option
-    for name in ("xmlpath", "htmlpath", "report_log", "pastebin"):
+    for name in ("xmlpath", "htmlpath", "report_log", "json_report_file", "pastebin"):
         if getattr(option, name, None) is not None:
             setattr(option, name, None)
     option.log_file = os.devnull
@@ -78,6 +83,7 @@ class RankFence:
         self._failed_subtests: list[str] = []
         #: Why the session ends early on this rank.
         self._reason = ""
+        self._warnings: list[RecordedWarning] = []
         #: What rank 0 prints at the end, of other ranks.
         self._remarks: list[str] = []
 
@@ -188,11 +194,10 @@ class RankFence:
         place = f"{item.nodeid} ({call.when})"
         try:
             arrivals = self._meet_at_end_of_part(self._arrival(place, report, call))
+            self._apply(arrivals, report)
         except RanksMissingError as error:
             _set_failed(report, str(error))
             item.session.shouldstop = "some ranks did not come"
-        else:
-            self._apply(arrivals, report)
         if call.when == "call":
             item.stash[BODY_PASSED] = report.passed and not self._failed_subtests
         if report.failed:
@@ -242,17 +247,37 @@ class RankFence:
         """Makes the outcome of all ranks the one of this rank."""
         kind = judge(arrivals)
         if kind == FAILED:
+            outputs = self._outputs(arrivals, report)
             texts = {(arrival.kind, arrival.text) for arrival in arrivals}
             if len(texts) > 1 or not report.failed:
                 own = report.longrepr if report.failed else None
-                _set_failed(report, failure(arrivals, self._fence.rank, own))
+                path, line, _ = report.location
+                place = path, (line or 0) + 1
+                _set_failed(report, failure(arrivals, self._fence.rank, own, outputs, place))
         elif kind == XFAILED:
             report.outcome = "skipped"
             expected = next(arrival for arrival in arrivals if arrival.kind == XFAILED)
             report.wasxfail = expected.text
             report.longrepr = expected.text
 
+    def _outputs(self, arrivals: Sequence[Arrival], report: pytest.TestReport) -> list[str]:
+        """Returns what was captured on each rank that has not failed, whose text does not have it.
+
+        Collective, where there is one: a test that passes costs no message for what it prints.
+        """
+        mine = arrivals[self._fence.rank]
+        if all(arrival.kind == FAILED for arrival in arrivals):
+            return [""] * len(arrivals)
+        captured = "" if mine.kind == FAILED else _captured(report).strip()
+        place = f"what was captured in {mine.place}"
+        return [other.detail for other in self._fence.meet(Arrival(place, detail=captured))]
+
     # The end
+
+    def pytest_warning_recorded(
+        self, warning_message: warnings.WarningMessage, nodeid: str
+    ) -> None:
+        self._warnings.append(RecordedWarning.of(warning_message, nodeid))
 
     def pytest_internalerror(
         self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]
@@ -269,9 +294,20 @@ class RankFence:
     @pytest.hookimpl(tryfirst=True)  # before the fixtures that are left are torn down
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self._fence.do("the end of the session")
-        mine = Arrival("the end of the session", text=self._reason, stage=1, status=int(exitstatus))
+        mine = Arrival(
+            "the end of the session",
+            text=self._reason,
+            stage=1,
+            status=int(exitstatus),
+            detail=self._warnings[:_MOST_WARNINGS],
+        )
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         try:
-            for rank, arrival in enumerate(self._meet_the_end(mine)):
+            arrivals = self._meet_the_end(mine)
+            if reporter is not None:
+                for warning, nodeid in warnings_of_others([other.detail for other in arrivals]):
+                    reporter.pytest_warning_recorded(warning, nodeid)
+            for rank, arrival in enumerate(arrivals):
                 if arrival.text and not self._reason:
                     self._remarks.append(f"rank {rank}: {arrival.text}")
                     session.exitstatus = session.exitstatus or arrival.status
@@ -325,8 +361,11 @@ def _set_failed(report: pytest.TestReport, longrepr: Any) -> None:
 
 def _text_of(report: pytest.TestReport) -> str:
     """Returns the traceback and what was captured."""
-    sections = [f"\n--- {name}\n{content}" for name, content in report.sections]
-    return report.longreprtext + "".join(sections)
+    return report.longreprtext + _captured(report)
+
+
+def _captured(report: pytest.TestReport) -> str:
+    return "".join([f"\n--- {name}\n{content}" for name, content in report.sections])
 
 
 def _summary_of(report: pytest.TestReport) -> str:
