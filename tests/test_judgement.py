@@ -319,7 +319,20 @@ def test_none_here_and_a_value_there_is_no_disagreement():
     something = run_end("none", "value", **settings)
     verdict = verdict_of(returned(0, nothing), *(returned(i, something) for i in range(1, 4)))
     assert verdict.action == "promote"
-    assert verdict.change == ("none", "value")
+    assert verdict.change == ("", "none", "value")
+
+
+@pytest.mark.parametrize(
+    ("orders", "found"), [(["[1, 0]"] * 4, "[1, 0]"), (["[1, 0]", "", "[1, 0]", ""], "")]
+)
+def test_keys_that_replicas_return_in_several_orders_are_sorted(orders, found):
+    settings = {"structure": "{'a': *, 'b': *}", "paths": ("['a']", "['b']")}
+    ends = [
+        run_end("value", "none" if i == 1 else "value", **settings)._replace(key_order=order)
+        for i, order in enumerate(orders)
+    ]
+    verdict = verdict_of(*(returned(i, end) for i, end in enumerate(ends)))
+    assert (verdict.action, verdict.change) == ("promote", (found, "value", "value"))
 
 
 def test_returned_nests_that_differ():
