@@ -30,6 +30,9 @@ ADVICE = (
     " program's own array, of which a distributed dataset gives the rows in each epoch."
     f" {_INSTEAD}"
 )
+# Nobody can write into these: of thousands of replicas most give a number.
+_UNWRITABLE = frozenset({float, int, bool, complex, str, bytes, type(None), np.float32, np.float64})
+
 # Of a larger one so many elements, spread over it, show that other values are there.
 _COMPARED_BYTES, _SAMPLE_ITEMS = 4096, 500
 
@@ -90,6 +93,8 @@ class LentArrays:
 
     def add(self, lender: LendingReplica, leaves: Sequence[Any]) -> None:
         """Takes the arrays among some leaves, which `lender` has given to its call or returned."""
+        if _UNWRITABLE.issuperset(map(type, leaves)):
+            return
         for position, leaf in enumerate(leaves):
             arrays = (leaf.values, leaf.indices) if type(leaf) is IndexedSlices else (leaf,)
             for array in arrays:

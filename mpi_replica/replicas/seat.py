@@ -78,6 +78,7 @@ class Seat:
     # With thousands of replicas on a rank this is a tenth of a run: Python gives an object a dict
     # where an attribute is set that none of the first thirty of its class had.
     __slots__ = (
+        "_ids",
         "_random",
         "_refusals",
         "_written",
@@ -109,6 +110,7 @@ class Seat:
         #: Among those of this rank.
         self.position = position
         self.replica_id = replica_id
+        self._ids = (replica_id,)  # of each call
         self.args = args
         self.kwargs = kwargs
         #: "new", "runs", "waits" at a call, "returned", "raised", "left" or "abandoned"
@@ -217,7 +219,7 @@ class Seat:
             self.refuse(run.doom)
         if call.error is not None and call.is_told:
             raise call.error
-        call.replica_ids = (self.replica_id,)
+        call.replica_ids = self._ids
         self.call = call
         self.status = "waits"
         if run.lent is not None and call.error is None and self.others_follow:
@@ -242,7 +244,7 @@ class Seat:
         run = self.run
         if run.doom is not None:
             self.refuse(run.doom)
-        call.replica_ids = (self.replica_id,)
+        call.replica_ids = self._ids
         self.call = call
         self.status = "waits"
         if not run.is_alone:
