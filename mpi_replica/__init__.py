@@ -169,4 +169,6 @@ def __getattr__(name: str) -> Any:
     if name == "torch":
         return importlib.import_module(f"{__name__}.torch")
     text = f"module {__name__!r} has no attribute {name!r}"
+    if name.endswith("Strategy"):
+        text += ": its one strategy is MPIStrategy"
     raise AttributeError(text, name=name, obj=sys.modules[__name__])  # Python may know a near one

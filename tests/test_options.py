@@ -38,3 +38,16 @@ def test_seconds_of_any_kind_of_number_become_a_float_that_errors_can_tell():
 def test_numbers_of_numpy_are_options():
     options = mr.CommunicationOptions(timeout_seconds=np.float32(2), bytes_per_pack=np.int64(8))
     assert (options.timeout_seconds, options.bytes_per_pack) == (2, 8)
+
+
+def test_implementations_of_tensorflow_say_what_stands_for_them():
+    for name in ("NCCL", "RING"):
+        with pytest.raises(AttributeError, match=f"{name}, which is TensorFlow's.* Use AUTO"):
+            getattr(mr.CommunicationImplementation, name)
+    with pytest.raises(AttributeError, match="CommunicationImplementation has no NONE"):
+        mr.CommunicationImplementation.NONE  # noqa: B018
+
+
+def test_a_strategy_of_tensorflow_says_which_one_is_here():
+    with pytest.raises(AttributeError, match="'MirroredStrategy': its one strategy is MPIStrategy"):
+        mr.MirroredStrategy  # noqa: B018

@@ -186,7 +186,17 @@ class VariableAggregation(enum.Enum):
     ONLY_FIRST_REPLICA = 3
 
 
-class CommunicationImplementation(enum.Enum):
+class _Implementations(enum.EnumMeta):
+    """Says what stands for those of TensorFlow."""
+
+    def __getattr__(cls, name: str) -> Any:
+        text = f"{cls.__name__} has no {name}"
+        if name in ("NCCL", "RING"):
+            text += ", which is TensorFlow's: here the MPI library moves the data. Use AUTO"
+        raise AttributeError(f"{text}.", name=name, obj=cls)
+
+
+class CommunicationImplementation(enum.Enum, metaclass=_Implementations):
     """Which engine moves the data of sums and products.
 
     Counterpart of ``tf.distribute.experimental.CommunicationImplementation``.

@@ -303,8 +303,8 @@ class PerReplica(DistributedValues):
 def _refuse(name: str, kind: type[Exception] = TypeError) -> Callable[..., NoReturn]:
     def method(self: PerReplica, *others: Any) -> NoReturn:
         raise kind(
-            f"A PerReplica has no {name}: it holds a value per replica. Compute inside"
-            f" strategy.run, where each replica sees its own component. {_WAYS_OUT}"
+            f"A PerReplica has no {name}: it holds a value per replica. Give it to strategy.run in"
+            f" args: each replica gets its own component there, and computes with it. {_WAYS_OUT}"
         )
 
     method.__name__ = name

@@ -225,10 +225,10 @@ class DistributedIterator:
         ValueError
             Called in a replica.
         ContextError
-            JAX traces a function (jit, scan): the step would be the same for all its later calls.
-            Or called in a function that is called for each replica of a rank: a ``value_fn``, a
-            ``dataset_fn`` under ``PER_REPLICA``, or that of an update of a variable that is
-            synchronized on read.
+            This rank is a spare. JAX traces a function (jit, scan): the step would be the same for
+            all its later calls. Or called in a function that is called for each replica of a rank:
+            a ``value_fn``, a ``dataset_fn`` under ``PER_REPLICA``, or that of an update of a
+            variable that is synchronized on read.
         StructureMismatchError
             The global batches of the ranks have different numbers of rows, or what a rank makes of
             its part differs in structure, dtypes or numbers of axes (where the length is known: at
@@ -275,6 +275,8 @@ class DistributedIterator:
             )
         require_once(self._engine.per_replica_call, "next() of a distributed iterator")
         require_unstaged("next() of a distributed iterator", "was called")
+        if self._engine.is_spare:
+            self._engine.require_replicas("next() of a distributed iterator")
         if self._place.has_ended and not self._era.is_over:
             raise StopIteration
         if self._input.ahead:  # what is read in the other thread must not communicate first

@@ -191,7 +191,7 @@ class Fence:
                 self._has_left_all = True
                 self.departure.leave_all(arrival.place)
             if waited > limit:
-                self._give_up(arrival)
+                self._give_up(arrival, limit)
             time.sleep(pause)  # the ranks may outnumber the cores
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -199,7 +199,7 @@ class Fence:
         try:
             texts = self._transport.all_gather_bytes(pickle.dumps(arrival))
         except WaitGivenUpError:
-            self._give_up(arrival)
+            self._give_up(arrival, self.limit_seconds)
         return [pickle.loads(data) for data in texts]
 
     def _place(self) -> Whereabouts:
@@ -209,12 +209,12 @@ class Fence:
             return place_of_thread(self._watch.thread())
         return Whereabouts((waiting.text or waiting.kind)[:_MOST_CHARACTERS], False)
 
-    def _give_up(self, arrival: Arrival) -> NoReturn:
+    def _give_up(self, arrival: Arrival, waited_seconds: float) -> NoReturn:
         """Ends the job: some ranks did not come. The lowest of the others says where they are."""
         answers = self._watch.ask(_ANSWER_SECONDS)
         doing = {rank: answer.recent[-1].text for rank, answer in sorted(answers.items())}
         waiting = [rank for rank, text in doing.items() if text == doing[self.rank]]
-        text = self._missing_text(arrival.place, waiting, answers)
+        text = self._missing_text(arrival.place, waited_seconds, waiting, answers)
         if self.rank == 0:
             self._is_lost = True
             # Its report comes first, but may not come: a fixture may wait for the others in turn.
@@ -230,12 +230,17 @@ class Fence:
         self._abort()
 
     def _missing_text(
-        self, place: str, waiting: Sequence[int], answers: Mapping[int, Answer]
+        self,
+        place: str,
+        waited_seconds: float,
+        waiting: Sequence[int],
+        answers: Mapping[int, Answer],
     ) -> str:
+        factor = f"{_END_FACTOR} times " if waited_seconds > self.limit_seconds else ""
         parts = [
-            f"{place}: {numbers_text('rank', waiting)} waited {self.limit_seconds:g} s"
-            " (MPI_REPLICA_TEST_FENCE) for ranks that did not come. They wait in a call that not"
-            " all ranks make, or need longer."
+            f"{place}: {numbers_text('rank', waiting)} waited {waited_seconds:g} s"
+            f" ({factor}MPI_REPLICA_TEST_FENCE) for ranks that did not come. They wait in a call"
+            " that not all ranks make, or need longer."
         ]
         for rank in waiting:
             if answers[rank].place.stack != PASSED:

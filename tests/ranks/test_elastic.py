@@ -354,6 +354,7 @@ def test_any_other_call_of_a_spare_is_a_context_error_that_says_so(with_spare):
     state = make_state(strategy)
     value = mr.PerReplica(range(strategy.num_replicas_in_sync))
     folder = "/nonexistent"
+    batches = mr.data.Dataset.range(8).batch(4)
     calls = {
         "run": lambda: strategy.run(total),
         "reduce": lambda: strategy.reduce("SUM", value, axis=None),
@@ -369,11 +370,13 @@ def test_any_other_call_of_a_spare_is_a_context_error_that_says_so(with_spare):
         "update of components": lambda: strategy.extended.update(state.seen, lambda v: v.numpy()),
         "save": lambda: state.save(f"{folder}/saved"),
         "next": lambda: next(iter(strategy.distribute_datasets_from_function(lambda _: []))),
+        "next of batches": lambda: next(iter(strategy.experimental_distribute_dataset(batches))),
     }
     if is_spare(strategy):
         for name, call in calls.items():
             error = error_of(call)
             assert isinstance(error, ContextError), (name, error)
+            assert error.__context__ is None, (name, error.__context__)
             assert f"rank {strategy.rank}, which is a spare" in str(error), (name, error)
             assert "run_elastic" in str(error)
     else:
