@@ -71,6 +71,8 @@ class MergeCall(Call):
     kind = "merge_call"
     runs_user_code = True
     identity: FunctionIdentity
+    #: Of mappings among the arguments.
+    key_order = SORTED
 
     def __init__(
         self,
@@ -112,7 +114,6 @@ class MergeCall(Call):
         if self.copies:
             copies = self.copies
             self.leaves = [copies[i].copy if (i := id(x)) in copies else x for x in self.leaves]
-        self.key_order = SORTED
         if kwargs or self.structure.num_nodes > len(self.leaves) + 3:  # some argument is a nest
             self.key_order = key_order((tuple(args), dict(kwargs)), self.structure)
         self.packed: Packed = [], b""
@@ -145,7 +146,7 @@ class MergeCall(Call):
         layout = self._engine.layout
         rows: list[list[Held | Elsewhere]] = []
         own = _apart([call.leaves for call in calls])
-        orders = {_common_order(calls)}
+        common_order = _common_order(calls)
         if layout.size == 1:
             rows = [[Held(leaf) for leaf in leaves] for leaves in own]
         for rank, data in enumerate(results):
@@ -155,7 +156,8 @@ class MergeCall(Call):
                 ]
             else:
                 tables, values, order = marshal.loads(data)
-                orders.add(order)
+                if order != common_order:
+                    common_order = None
                 rows += unpack_all(tables, values, layout.counts[rank], self.leaves)
         scope = MergeScope(self._engine, self.options)
         merged = [
@@ -163,7 +165,7 @@ class MergeCall(Call):
             for index in range(len(self.leaves))
         ]
         arguments = nest.unflatten(self.structure, merged)
-        if orders != {self.key_order}:
+        if common_order is None:
             arguments = with_sorted_keys(arguments, self.structure)
         return [(scope, *arguments)]
 
@@ -213,8 +215,11 @@ class MergeCall(Call):
 
 def _common_order(calls: Sequence[MergeCall]) -> str | None:
     """Returns the order of keys in what the replicas of a rank give; None where it differs."""
-    orders = {call.key_order for call in calls}
-    return orders.pop() if len(orders) == 1 else None
+    first = calls[0].key_order
+    for call in calls:
+        if call.key_order != first:
+            return None
+    return first
 
 
 def _apart(of_calls: Sequence[list[Any]]) -> Sequence[list[Any]]:
