@@ -71,7 +71,8 @@ class Run(SharedRun):
         self.site = site
         self.options = options
         self.engine = strategy.engine
-        self.seats = [Seat(self, position, *seat) for position, seat in enumerate(seats)]
+        last = len(seats) - 1
+        self.seats = [Seat(self, i, i < last, *seat) for i, seat in enumerate(seats)]
         self.is_alone = len(self.seats) == 1
         self.lent = None if self.is_alone else LentArrays()
         #: Whether all ranks have agreed that it has ended.

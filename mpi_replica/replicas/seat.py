@@ -87,6 +87,7 @@ class Seat:
         "error",
         "held",
         "kwargs",
+        "others_follow",
         "position",
         "replica_id",
         "run",
@@ -102,6 +103,7 @@ class Seat:
         self,
         run: SharedRun,
         position: int,
+        others_follow: bool,
         replica_id: int,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -109,6 +111,8 @@ class Seat:
         self.run = run
         #: Among those of this rank.
         self.position = position
+        #: Whether others of them run before it goes on.
+        self.others_follow = others_follow
         self.replica_id = replica_id
         self._ids = (replica_id,)  # of each call
         self.args = args
@@ -126,11 +130,6 @@ class Seat:
         #: last written above the replicas, and how often they had been.
         self._written: dict[Storage, tuple[int, Callable[[], None]]] | None = None
         self._refusals = 0
-
-    @property
-    def others_follow(self) -> bool:
-        """Whether other replicas of the rank run before it goes on."""
-        return self is not self.run.seats[-1]
 
     @property
     def is_over(self) -> bool:
