@@ -68,7 +68,7 @@ class RunEnd(Call):
     def promote(self, change: Sequence[str]) -> None:
         """Counts leaves that some replicas returned nothing for as values, and orders keys."""
         order, *kinds = change
-        self.has_other_order = order != self.key_order
+        self.has_other_order |= order != self.key_order
         self.key_order, self.kinds = order, tuple(kinds)
         self._identify()
 

@@ -39,7 +39,7 @@ class Distribution(StrategyBase):
         Raises
         ------
         StructureMismatchError
-            It returned different nests for replicas of this rank.
+            It returned different nests.
         TypeError
             `value_fn` is not callable.
         ContextError
@@ -101,6 +101,8 @@ class Distribution(StrategyBase):
         dataset : mr.data.Dataset or iterable of batches
             The same on every rank. A global batch of n rows is cut into chunks of ``ceil(n / R)``;
             trailing replicas may get empty arrays. Those of torch, JAX and others stay theirs.
+            Of batches in a list, and of those that are views of other arrays, no row of numpy can
+            be written into: the next epoch would have it, too.
         options : InputOptions, optional
             How many steps are made ahead. ``PER_REPLICA`` is a `NotImplementedError`, as in tf.
 

@@ -198,7 +198,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         -------
         nest
             What the replicas of this rank returned: each leaf a `PerReplica`, also with one local
-            replica. ``None`` from all replicas of all ranks is None; a variable stays itself.
+            replica. ``None`` from all replicas of all ranks is None; a variable stays itself. Keys
+            of dicts are in the order in which all replicas have filled them, or else sorted.
 
         Raises
         ------
