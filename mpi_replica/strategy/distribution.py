@@ -86,7 +86,8 @@ class Distribution(StrategyBase):
         except Exception as error:
             self.engine.share(kind, error, since)
         if not self.engine.is_spare:
-            structure = nest.flatten(made)[1]
+            # Of `made` it has other leaves where static fields of containers differ.
+            structure = nest.flatten(rows[0])[1]
             call = self.engine.make(kind, None, BarrierCall, kind, structure=structure)
             self.engine.cross_replica(call)
         return made
@@ -221,7 +222,5 @@ class Distribution(StrategyBase):
         except Exception as error:
             self.engine.share(kind, error, since)
         if not self.engine.is_spare:
-            structure = nest.flatten(made)[1]
-            call = self.engine.make(kind, None, BarrierCall, kind, structure=structure)
-            self.engine.cross_replica(call)
+            self.engine.cross_replica(self.engine.make(kind, None, BarrierCall, kind))
         return made
