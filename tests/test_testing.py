@@ -536,6 +536,30 @@ def test_what_other_ranks_met_is_in_the_report(library, launch, tmp_path):
     assert "test_of_the_first" not in found["test_of_the_second"][1]
 
 
+START_FAILS = {
+    "conftest.py": CONFTEST
+    + """
+    def pytest_sessionstart():
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.rank == 1:
+            raise ValueError("no session here")
+    """,
+    "test_anything.py": """
+    def test_never_runs():
+        pass
+    """,
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES[:1])
+def test_a_session_that_does_not_start_on_one_rank_ends_on_all_and_says_why(library, launch):
+    done = launch(library, 2, START_FAILS)
+    assert done.returncode != 0
+    assert "rank 1 ended the session: INTERNALERROR" in done.stdout
+    assert "ValueError: no session here" in done.stdout
+    assert "TypeError" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("library", LIBRARIES[:1])
 def test_an_interrupt_on_one_rank_ends_the_session_of_all_with_their_report(
     library, launch, tmp_path

@@ -270,7 +270,7 @@ class RankFence:
             return [""] * len(arrivals)
         captured = "" if mine.kind == FAILED else _captured(report).strip()
         place = f"what was captured in {mine.place}"
-        return [other.detail for other in self._fence.meet(Arrival(place, detail=captured))]
+        return [other.detail for other in self._meet(Arrival(place, detail=captured))]
 
     # The end
 
@@ -305,7 +305,9 @@ class RankFence:
         try:
             arrivals = self._meet_the_end(mine)
             if reporter is not None:
-                for warning, nodeid in warnings_of_others([other.detail for other in arrivals]):
+                # One that is further on, behind an error of pytest's own, tells none.
+                of_ranks = [other.detail or () for other in arrivals]
+                for warning, nodeid in warnings_of_others(of_ranks):
                     reporter.pytest_warning_recorded(warning, nodeid)
             for rank, arrival in enumerate(arrivals):
                 if arrival.text and not self._reason:
