@@ -431,26 +431,7 @@ def test_an_error_in_a_thread_ends_the_job_also_where_stderr_has_no_flush(launch
     assert done.stdout.count("ValueError: of rank 0 alone") == 1, done.stdout
 
 
-def test_an_interrupt_that_came_in_the_last_exchange_is_not_lost(launch):
-    done = launch(
-        """
-        import os, signal
-        strategy = mr.MPIStrategy()
-        exchange = strategy.engine.transport.exchange
-        def interrupted(*args):
-            if strategy.rank == 1:
-                os.kill(os.getpid(), signal.SIGINT)
-            return exchange(*args)
-        strategy.engine.transport.exchange = interrupted
-        strategy.run(lambda: None)
-        """
-    )
-    assert done.returncode == 130, done.stderr
-
-
-def test_an_interrupt_that_came_in_the_last_exchange_comes_up_where_no_call_follows(launch):
-    done = launch(
-        """
+INTERRUPTED_IN_THE_LAST_EXCHANGE = """
         import os, signal, threading
         strategy = mr.MPIStrategy()
         exchange = strategy.engine.transport.exchange
@@ -460,6 +441,18 @@ def test_an_interrupt_that_came_in_the_last_exchange_comes_up_where_no_call_foll
             return exchange(*args)
         strategy.engine.transport.exchange = interrupted
         strategy.run(lambda: None)
+"""
+
+
+def test_an_interrupt_that_came_in_the_last_exchange_is_not_lost(launch):
+    done = launch(INTERRUPTED_IN_THE_LAST_EXCHANGE)
+    assert done.returncode == 130, done.stderr
+
+
+def test_an_interrupt_that_came_in_the_last_exchange_comes_up_where_no_call_follows(launch):
+    done = launch(
+        INTERRUPTED_IN_THE_LAST_EXCHANGE
+        + """
         strategy.engine.transport.exchange = exchange
         if strategy.rank == 1:
             try:

@@ -56,9 +56,21 @@ def arrays_of(batch: Any) -> Any:
     return nest.unflatten(structure, arrays)
 
 
-def cut(batch: Any, wanted: Callable[[int], Sequence[slice]]) -> tuple[int, list[Any]]:
-    """Returns the number of rows of a batch, and the parts of them that are wanted."""
-    arrays = arrays_of(batch)
+def cut(
+    batch: Any, wanted: Callable[[int], Sequence[slice]], *, is_kept: bool
+) -> tuple[int, list[Any]]:
+    """Returns the number of rows of a batch, and the parts of them that are wanted.
+
+    They refuse to be written where they are of the program: see `is_of_program`.
+    """
+
+    def lent(array: Any) -> Any:
+        if is_of_program(array, is_kept=is_kept):
+            array = array[...]
+            array.flags.writeable = False
+        return array
+
+    arrays = nest.map_structure(lent, arrays_of(batch))
     leaves, _ = nest.flatten(arrays)
     rows = leaves[0].shape[0] if leaves else 0
     return rows, parts_of(arrays, wanted(rows))
@@ -80,18 +92,6 @@ def is_of_program(array: Any, *, is_kept: bool) -> bool:
     `is_kept` is what `keeps_batches` tells of its source. Others give views of what they keep.
     """
     return isinstance(array, np.ndarray) and (is_kept or array.base is not None)
-
-
-def lent_batch(batch: Any, *, is_kept: bool) -> Any:
-    """Returns a batch whose arrays refuse to be written where they are of the program."""
-
-    def lent(array: Any) -> Any:
-        if is_of_program(array, is_kept=is_kept):
-            array = array[...]
-            array.flags.writeable = False
-        return array
-
-    return nest.map_structure(lent, arrays_of(batch))
 
 
 def apart_from_program(batch: Any, *, is_kept: bool) -> Any:

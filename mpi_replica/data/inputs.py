@@ -12,7 +12,7 @@ from ..core import nest
 from ..core.context import called_for
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
-from .batches import arrays_of, cut, digest_of_rows, keeps_batches, kept_batch, lent_batch
+from .batches import arrays_of, cut, digest_of_rows, keeps_batches, kept_batch
 from .dataset import Dataset, drops_remainder, parts_of_batches
 from .elements import ArraySpec
 from .function_contexts import InputContext
@@ -118,8 +118,8 @@ class Input:
                 rest = itertools.islice(dataset, start, None)
                 # Written into, rows of the same arrays would be others in the next epoch, on the
                 # ranks that host these replicas.
-                lent = (lent_batch(batch, is_kept=keeps_batches(dataset)) for batch in rest)
-                batches = (cut(batch, local_parts) for batch in lent)
+                keeps = keeps_batches(dataset)
+                batches = (cut(batch, local_parts, is_kept=keeps) for batch in rest)
             for rows, parts in batches:
                 ends = digest_of_rows(parts.pop()) if has_ends else 0
                 yield Step(list(map(kept_batch, parts)) if is_kept else parts, rows, ends)

@@ -106,13 +106,11 @@ class Pipelines:
             elements = _elements(source, epoch, start * len(sharing))
             # All of a step are read before any is used, and may come in one and the same memory.
             is_alone = len(numbers) == len(sharing) == 1
-            if isinstance(source, Dataset):
-                pass
-            elif are_kept or not is_alone:
-                elements = map(kept_batch, elements)
-            else:
-                is_kept = keeps_batches(source)
-                elements = map(functools.partial(apart_from_program, is_kept=is_kept), elements)
+            if not isinstance(source, Dataset):
+                copied = kept_batch
+                if is_alone and not are_kept:
+                    copied = functools.partial(apart_from_program, is_kept=keeps_batches(source))
+                elements = map(copied, elements)
             of_pipelines.append((elements, len(sharing), mine))
         while True:
             values = []
