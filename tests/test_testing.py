@@ -543,6 +543,11 @@ START_FAILS = {
         from mpi4py import MPI
         if MPI.COMM_WORLD.rank == 1:
             raise ValueError("no session here")
+
+    def pytest_unconfigure():
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.rank == 0:
+            raise ValueError("no end here")
     """,
     "test_anything.py": """
     def test_never_runs():
@@ -558,6 +563,7 @@ def test_a_session_that_does_not_start_on_one_rank_ends_on_all_and_says_why(libr
     assert "rank 1 ended the session: INTERNALERROR" in done.stdout
     assert "ValueError: no session here" in done.stdout
     assert "TypeError" not in done.stdout + done.stderr
+    assert "did not come" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("library", LIBRARIES[:1])
@@ -609,12 +615,19 @@ NOT_IMPORTED = """
         (
             "mpich",
             SKIPPED_MODULE,
-            ["rank 0: 1 tests", "rank 1: 0 tests\n  skipped test_collected.py: no data here"],
+            [
+                "rank 0: 1 tests",
+                "rank 1: 0 tests\n  skipped test_collected.py: no data here\nSkip a module on all",
+            ],
         ),
         (
             "mpich",
             NOT_IMPORTED,
-            ["ERROR collecting test_collected.py", "on rank 1:", "ImportError: only on rank 1"],
+            [
+                "ERROR collecting test_collected.py",
+                "E   ImportError: only on rank 1",
+                "ERROR test_collected.py - on rank 1: ImportError: only on rank 1",
+            ],
         ),
     ),
     ids=lambda value: value if value in LIBRARIES else "",

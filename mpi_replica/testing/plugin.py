@@ -76,7 +76,8 @@ class RankFence:
         self._fence = fence
         #: How long ranks wait for each other.
         self.limit_seconds = fence.limit_seconds
-        self._collection_errors: dict[str, str] = {}
+        #: Of what this rank can't collect, by its name: the text, and the error in one line.
+        self._collection_errors: dict[str, tuple[str, str]] = {}
         #: Why this rank does not collect a module.
         self._skipped_modules: list[str] = []
         self._is_in_body = False
@@ -115,7 +116,7 @@ class RankFence:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._collection_errors[report.nodeid] = report.longreprtext
+            self._collection_errors[report.nodeid] = report.longreprtext, _summary_of(report)
         elif report.skipped:
             reason = _reason_of(report)[1].removeprefix("Skipped: ")
             self._skipped_modules.append(f"{report.nodeid}: {reason}")
@@ -131,9 +132,9 @@ class RankFence:
             Arrival("collection", kind, detail=(names, errors, self._skipped_modules))
         )
         for rank, arrival in enumerate(arrivals):
-            for nodeid, text in arrival.detail[1].items():
+            for nodeid, (text, error) in arrival.detail[1].items():
                 if nodeid not in self._collection_errors:
-                    self._fail_collection(session, nodeid, f"on rank {rank}:\n{text}")
+                    self._fail_collection(session, nodeid, f"on rank {rank}: {error}\n{text}")
         lists = [arrival.detail[0] for arrival in arrivals]
         if any(sorted(names) != sorted(lists[0]) for names in lists):
             if not any(arrival.detail[1] for arrival in arrivals):
@@ -316,14 +317,18 @@ class RankFence:
         except RanksMissingError as error:
             self._remarks.append(str(error))
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # ends behind those that raise, too
+    def pytest_unconfigure(self) -> Generator[None, object, object]:
         self._fence.do("the end of pytest")
         try:
-            self._meet_the_end(Arrival("the end of pytest", text=self._reason, stage=2))
-        except RanksMissingError as error:
-            self._fence.say(str(error))
-        self._fence.close()
+            with self._noting_the_end():
+                return (yield)
+        finally:
+            try:
+                self._meet_the_end(Arrival("the end of pytest", text=self._reason, stage=2))
+            except RanksMissingError as error:
+                self._fence.say(str(error))
+            self._fence.close()
 
     def _meet_the_end(self, mine: Arrival) -> list[Arrival]:
         """Meets until all ranks are as near to the end; the others learn that this one is."""
@@ -370,12 +375,12 @@ def _captured(report: pytest.TestReport) -> str:
     return "".join([f"\n--- {name}\n{content}" for name, content in report.sections])
 
 
-def _summary_of(report: pytest.TestReport) -> str:
+def _summary_of(report: pytest.TestReport | pytest.CollectReport) -> str:
     """Returns the error in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         return str(crash.message).partition("\n")[0]
-    return report.longreprtext.strip().rpartition("\n")[2]
+    return report.longreprtext.strip().rpartition("\n")[2].removeprefix("E").lstrip()
 
 
 def _reason_of(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str]:
@@ -395,6 +400,9 @@ def _different_tests(lists: Sequence[list[str]], skipped: Sequence[list[str]]) -
         tail = f", {len(extra)} of them not on all ranks: {', '.join(extra[:3])}" if extra else ""
         lines.append(f"rank {rank}: {len(names)} tests{tail}{', …' if len(extra) > 3 else ''}")
         lines += [f"  skipped {why}" for why in skipped[rank] if why not in skipped_everywhere]
+    if len(set(map(frozenset, skipped))) > 1:
+        lines.append("Skip a module on all ranks or on none, by what is the same on all of them.")
+        return "\n".join(lines)
     lines.append(
         "Parameters must be the same on all ranks: sort what comes from a set (or start all ranks"
         " with PYTHONHASHSEED=0), and use no random numbers, times or ranks in them."
