@@ -61,7 +61,9 @@ def cut(
 ) -> tuple[int, list[Any]]:
     """Returns the number of rows of a batch, and the parts of them that are wanted.
 
-    They refuse to be written where they are of the program: see `is_of_program`.
+    A step that writes into them writes into nothing of the program: arrays of numpy refuse it
+    where they are of the program (see `is_of_program`), and rows of tensors, which can't, are
+    copies.
     """
 
     def lent(array: Any) -> Any:
@@ -70,10 +72,14 @@ def cut(
             array.flags.writeable = False
         return array
 
+    def apart(rows: Any) -> Any:
+        return rows if isinstance(rows, np.ndarray) else copy_of(rows)
+
     arrays = nest.map_structure(lent, arrays_of(batch))
     leaves, _ = nest.flatten(arrays)
     rows = leaves[0].shape[0] if leaves else 0
-    return rows, parts_of(arrays, wanted(rows))
+    parts = parts_of(arrays, wanted(rows))
+    return rows, nest.map_structure(apart, parts) if is_kept else parts
 
 
 def kept_batch(batch: Any) -> Any:

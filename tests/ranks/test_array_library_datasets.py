@@ -174,3 +174,19 @@ def test_what_is_read_ahead_in_inference_mode_can_be_trained_with_after_it(strat
         (part * weight).sum().backward()
     assert weight.grad.abs().sum() > 0
     check_works(strategy)
+
+
+def test_a_step_that_writes_into_its_rows_of_a_list_of_batches_changes_none_of_them(strategy):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    batches = in_lists(torch.from_numpy(ROWS.copy()))
+    distributed = strategy.experimental_distribute_dataset(batches)
+
+    def step(rows):
+        rows.mul_(2)
+        return rows
+
+    for _ in range(2):
+        for batch, rows in zip(distributed, in_lists(ROWS), strict=True):
+            doubled = strategy.gather(strategy.run(step, args=(batch,)), axis=0)
+            np.testing.assert_array_equal(doubled, 2 * rows)
+    np.testing.assert_array_equal(torch.cat(batches), ROWS)
