@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -104,6 +106,29 @@ def are_apart(values: Iterable[Any]) -> bool:
     extents = itertools.chain.from_iterable(map(extents_of, by_id.values()))
     bounds = sorted([(begin, end) for begin, end, _ in extents])
     return all([end <= begin for (_, end), (begin, _) in itertools.pairwise(bounds)])
+
+
+def held_by_several(components: Sequence[Any]) -> dict[int, Any]:
+    """Returns, by their ids, the components of replicas that others hold, too, or parts of them.
+
+    Of very many whose bounds cross, as those of columns, not all pairs are looked at.
+    """
+    by_id = {id(component): component for component in components}
+    several = {}
+    if len(by_id) < len(components):
+        counts = Counter(map(id, components))
+        several = {name: one for name, one in by_id.items() if counts[name] > 1}
+    if are_apart(by_id.values()):
+        return several
+    extents = [(*extent, name) for name, one in by_id.items() for extent in extents_of(one)]
+    extents.sort(key=operator.itemgetter(0, 1))
+    for position, (_, end, value, name) in enumerate(extents, 1):
+        for begin, _, other, other_name in extents[position : position + _MOST_CROSSING]:
+            if begin >= end:
+                break
+            if _share_elements(value, other):
+                several |= {name: by_id[name], other_name: by_id[other_name]}
+    return several
 
 
 def extents_of(value: Any) -> Sequence[Extent]:

@@ -23,6 +23,7 @@ from ..core.jax_state import (
 from ..core.library_state import LibraryState, forget_casts, needs_threads
 from ..core.thread_state import ThreadState
 from .shared_generators import SharedGenerators
+from .shared_objects import SharedObjects
 
 
 def libraries_of_run(num_replicas: int, total: int, *, asks_for_threads: bool) -> RunLibraries:
@@ -50,14 +51,22 @@ def shared_tensors(call: str, structure: nest.Structure, leaves: Sequence[Any]) 
     return SharedTensors(call, nest.leaf_paths(structure), leaves)
 
 
-def shared_arguments(structure: nest.Structure, leaves: Sequence[Any]) -> list[Any]:
+def shared_arguments(
+    structure: nest.Structure, shared: Sequence[Mapping[int, Any]]
+) -> list[SharedObjects]:
     """Returns what finds what several replicas of a rank write, of torch, or draw from.
 
-    `leaves` are those of the arguments of a run, which several replicas get as they are.
+    `shared` has, by their ids, what they share of each leaf of the arguments of a run.
     """
-    found: list[Any] = []
+    found: list[SharedObjects] = []
+    leaves = [one for of_leaf in shared for one in of_leaf.values()]
+
+    def paths() -> list[str]:
+        of_leaves = zip(nest.leaf_paths(structure), shared, strict=True)
+        return [path for path, of_leaf in of_leaves for _ in of_leaf]
+
     if any([isinstance(leaf, np.random.Generator) for leaf in leaves]):
-        found.append(SharedGenerators(nest.leaf_paths(structure), leaves))
+        found.append(SharedGenerators(paths(), leaves))
     torch = imported_library("torch")
     if torch is None:
         return found
@@ -65,7 +74,7 @@ def shared_arguments(structure: nest.Structure, leaves: Sequence[Any]) -> list[A
     if any([isinstance(leaf, kinds) for leaf in leaves]):
         from .torch_shared_state import SharedArguments  # torch is imported
 
-        found.append(SharedArguments(nest.leaf_paths(structure), leaves))
+        found.append(SharedArguments(paths(), leaves))
     return found
 
 

@@ -18,6 +18,7 @@ from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import swap_state
 from ..core.exceptions import ContextError, ReplicaStopped, add_note, in_words, text_of
+from ..core.indexed_slices import IndexedSlices
 from ..core.library_state import forget_casts
 from ..core.randomness import put_state, state_of
 from ..core.tracebacks import came_up_in_package, let_go
@@ -196,6 +197,7 @@ class Seat:
     def _advise(self, error: ValueError) -> None:
         """Says what to do where the step could not write into an array that replicas share."""
         leaves, _ = nest.flatten((self.args, self.kwargs))
+        leaves = [x.values if isinstance(x, IndexedSlices) else x for x in leaves]
         is_shared = any(isinstance(x, np.ndarray) and not x.flags.writeable for x in leaves)
         if is_shared or (self.run.lent is not None and self.run.lent.refuse_writes):
             add_note(error, lent_arrays.ADVICE)

@@ -26,6 +26,7 @@ from ..core.randomness import Generators
 from ..core.values import Mirrored, PerReplica, component_of, local_results, read_only
 from ..ranks import blas
 from ..replicas.kept_by_runs import KeptByRuns
+from ..replicas.memory_of_replicas import held_by_several
 from ..replicas.run import Run
 from ..replicas.run_libraries import shared_arguments, shared_tensors
 from ..replicas.variables import Variable
@@ -264,15 +265,23 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             nothing: Mapping[str, Any] = {}
             return [(i, (), nothing) for i in layout.local_replica_ids], None, ()
         leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
-        are_shared = [_is_shared(leaf, layout) for leaf in leaves]
+        ids = layout.local_replica_ids
+        components = [[component_of(leaf, i, layout.num_replicas) for i in ids] for leaf in leaves]
+        shared = [_shared(*of_leaf, layout) for of_leaf in zip(leaves, components, strict=True)]
         seats = []
-        for i in layout.local_replica_ids:
-            own = [component_of(leaf, i, layout.num_replicas) for leaf in leaves]
-            own = [read_only(x) if shared else x for x, shared in zip(own, are_shared, strict=True)]
+        for position, i in enumerate(ids):
+            own = [
+                read_only(mine[position]) if id(mine[position]) in several else mine[position]
+                for mine, several in zip(components, shared, strict=True)
+            ]
             seats.append((i, *nest.unflatten(structure, own)))
-        mirrored = [leaf.value if isinstance(leaf, Mirrored) else None for leaf in leaves]
-        shared = [] if len(seats) == 1 else shared_arguments(structure, leaves)
-        return seats, shared_tensors("strategy.run", structure, mirrored), shared
+        are_mirrored = [isinstance(leaf, Mirrored) for leaf in leaves]
+        mirrored = [x.value if y else None for x, y in zip(leaves, are_mirrored, strict=True)]
+        changes = shared_tensors("strategy.run", structure, mirrored)
+        if len(ids) == 1:
+            return seats, changes, ()
+        others = [{} if y else x for x, y in zip(shared, are_mirrored, strict=True)]
+        return seats, changes, shared_arguments(structure, others)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Combine a value of all replicas to one, and give it to every rank.
@@ -412,14 +421,13 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         return value.identity if isinstance(value, Variable) else None
 
 
-def _is_shared(value: Any, layout: Layout) -> bool:
-    """Returns whether replicas of a rank get one array for an argument of their run.
+def _shared(value: Any, components: Sequence[Any], layout: Layout) -> Mapping[int, Any]:
+    """Returns, by their ids, the components of an argument that replicas of a rank share.
 
-    It would be written once for each of them.
+    They would be written once for each of them.
     """
-    if isinstance(value, Mirrored) or layout.has_one_each:
-        return isinstance(value, Mirrored)
     if isinstance(value, PerReplica):
-        components = value.values
-        return len({id(one) for one in components}) < len(components)
-    return True
+        return {} if layout.has_one_each else held_by_several(components)
+    if layout.has_one_each and not isinstance(value, Mirrored):
+        return {}
+    return {id(components[0]): components[0]}

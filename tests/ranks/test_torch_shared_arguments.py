@@ -106,6 +106,35 @@ def test_a_module_in_args_that_several_replicas_of_a_rank_write_is_an_error_on_a
     check_works(strategy)
 
 
+#: How the components of several replicas come to be one thing, or parts of one.
+SHARED = {
+    "one module": (plain, lambda shared, replica: shared, move_by_hand),
+    "one tensor": (zeros, lambda shared, replica: shared, add_one),
+    "equal parts": (zeros, lambda shared, replica: shared[:2], add_one),
+    "parts that overlap": (
+        lambda: torch.zeros(50),
+        lambda shared, replica: shared[replica : replica + 2],
+        add_one,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_one_that_is_the_component_of_several_replicas_is_not_written_by_each(strategy, name):
+    make, part, write = SHARED[name]
+    shared = make()
+    models = strategy.experimental_distribute_values_from_function(
+        lambda context: part(shared, context.replica_id_in_sync_group)
+    )
+    if not shares_ranks(strategy):
+        strategy.run(write, args=(models,))
+    else:
+        error = raises_everywhere(ContextError, lambda: strategy.run(write, args=(models,)))
+        assert "in (args, kwargs)[0][0] of strategy.run" in str(error)
+        assert "strategy.experimental_distribute_values_from_function" in str(error)
+    check_works(strategy)
+
+
 @pytest.mark.parametrize("name", WRITES)
 def test_a_module_of_each_replica_may_be_written(strategy, name):
     make, write, _ = WRITES[name]

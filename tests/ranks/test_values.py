@@ -1,6 +1,7 @@
 """Values of replicas: what run gives, what merge_fn sees, and what stands for what."""
 
 import collections
+import functools
 import operator
 
 import numpy as np
@@ -482,25 +483,56 @@ def test_an_array_of_each_replica_may_be_written(strategy):
     ]
 
 
-@pytest.mark.parametrize("made_by", ["a value_fn", "run"])
+def test_rows_and_columns_of_one_array_may_be_written_by_their_replicas(strategy):
+    whole = np.zeros((2, strategy.num_replicas_in_sync, strategy.num_replicas_in_sync))
+    make = strategy.experimental_distribute_values_from_function
+    rows = make(lambda context: whole[0, context.replica_id_in_sync_group])
+    columns = make(lambda context: whole[1, :, context.replica_id_in_sync_group])
+
+    def step(row, column):
+        row += my_id()
+        column += my_id()
+
+    strategy.run(step, args=(rows, columns))
+    for mine in (*local(strategy, rows), *local(strategy, columns)):
+        assert mine.flags.writeable
+    for replica in strategy.local_replica_ids:
+        assert (whole[0, replica] == replica).all()
+        assert (whole[1, :, replica] == replica).all()
+
+
+#: How the components of several replicas come to be one array, or parts of one.
+SHARED = {
+    "a value_fn": lambda shared, replica: shared,
+    "equal parts": lambda shared, replica: shared[:2],
+    "parts that overlap": lambda shared, replica: shared[replica : replica + 2],
+    "an array and its rows": lambda shared, replica: shared[:replica] if replica else shared,
+    "slices": lambda shared, replica: mr.IndexedSlices(shared, np.arange(len(shared))),
+}
+
+
+@pytest.mark.parametrize("made_by", ["run", *SHARED])
 def test_one_array_that_is_the_component_of_several_replicas_is_written_by_none(strategy, made_by):
-    shared = np.zeros(2)
+    shared = np.zeros(strategy.num_replicas_in_sync + 2)
     if made_by == "run":
         arrays = strategy.run(lambda: {"w": shared})
     else:
         make = strategy.experimental_distribute_values_from_function
-        arrays = {"w": make(lambda context: shared)}
+        part = SHARED[made_by]
+        arrays = {"w": make(lambda context: part(shared, context.replica_id_in_sync_group))}
 
     def step(given):
-        given["w"] += 1.0
-        return given["w"] + 0.0
+        mine = given["w"].values if isinstance(given["w"], mr.IndexedSlices) else given["w"]
+        mine += 1.0
+        return mine + 0.0
 
     if shares_ranks(strategy):
         error = raises_everywhere(ValueError, lambda: strategy.run(step, args=(arrays,)))
         assert "experimental_distribute_values_from_function" in "".join(error.__notes__)
+        assert len(strategy.local_replica_ids) == 1 or not shared.any()
     else:
         (found,) = local(strategy, strategy.run(step, args=(arrays,)))
-        assert found.tolist() == [1.0, 1.0]
+        assert set(found.tolist()) == {1.0}
     assert shared.flags.writeable
     check_works(strategy)
 
@@ -520,9 +552,12 @@ def test_a_generator_in_args_that_replicas_of_a_rank_draw_from_is_an_error_there
         return drawn
 
     if shares_ranks(strategy):
-        error = raises_everywhere(ContextError, lambda: strategy.run(step, args=({"rng": rng},)))
-        assert "has drawn from the generator in (args, kwargs)[0][0]['rng']" in str(error)
-        assert "mr.get_replica_context().rng" in str(error)
+        make = strategy.experimental_distribute_values_from_function
+        for given in (rng, make(lambda context: rng)):
+            run = functools.partial(strategy.run, step, args=({"rng": given},))
+            error = raises_everywhere(ContextError, run)
+            assert "has drawn from the generator in (args, kwargs)[0][0]['rng']" in str(error)
+            assert "mr.get_replica_context().rng" in str(error)
     else:
         strategy.run(step, args=({"rng": rng},))  # each rank has its own
     check_works(strategy)
