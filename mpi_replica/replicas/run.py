@@ -10,6 +10,7 @@ run functions of the program.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,9 @@ class Run(SharedRun):
         self.seats = [Seat(self, i, i < last, *seat) for i, seat in enumerate(seats)]
         self.is_alone = len(self.seats) == 1
         self.lent = None if self.is_alone else LentArrays()
+        #: Where what is printed goes. One that has redirected it, in a ``with`` over a collective,
+        #: has that for itself: each would put back what another one has set, in the order of ids.
+        self.outputs = sys.stdout, sys.stderr
         #: Whether all ranks have agreed that it has ended.
         self._end_is_agreed = False
         #: Whether a merge_fn runs, or has failed.

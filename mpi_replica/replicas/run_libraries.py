@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..collectives.agreement.site import boundary
 from ..core import nest
 from ..core.exceptions import ContextError
@@ -22,7 +20,7 @@ from ..core.jax_state import (
 )
 from ..core.library_state import LibraryState, forget_casts, needs_threads
 from ..core.thread_state import ThreadState
-from .shared_generators import SharedGenerators
+from .shared_generators import SharedGenerators, is_generator
 from .shared_objects import SharedObjects
 
 
@@ -65,7 +63,7 @@ def shared_arguments(
         of_leaves = zip(nest.leaf_paths(structure), shared, strict=True)
         return [path for path, of_leaf in of_leaves for _ in of_leaf]
 
-    if any([isinstance(leaf, np.random.Generator) for leaf in leaves]):
+    if any(map(is_generator, leaves)):
         found.append(SharedGenerators(paths(), leaves))
     torch = imported_library("torch")
     if torch is None:

@@ -170,6 +170,8 @@ class Seat:
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
         run = self.run
         try:
+            for shared in run.shared:
+                shared.entered_by(self.replica_id)
             if event_log.current is None or run.is_alone:  # alone its step is all of the run
                 self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
             else:
@@ -269,7 +271,9 @@ class Seat:
     def _wait(self) -> Any:
         libraries = self.run.libraries
         states = libraries.process_states
+        outputs = sys.stdout, sys.stderr
         try:
+            sys.stdout, sys.stderr = self.run.outputs
             if states is not None:
                 states.leave(self.position)
                 self.held = libraries.shared_state.held_modules(self.replica_id, self.run.seats)
@@ -279,11 +283,14 @@ class Seat:
         finally:  # not by the hub: where a signal's handler raises there, this replica still waits
             call, self.call = self.call, None
             self.status = "runs"
+            sys.stdout, sys.stderr = outputs
             if call is not None and call.error is not None:
                 let_go(call.error)
             if states is not None:
                 self.held = ()
                 states.enter(self.position)
+            for shared in self.run.shared:
+                shared.entered_by(self.replica_id)
 
     def check_devices(self, devices: Sequence[Any]) -> None:
         """Raises where a function on these devices of JAX would be in the way of other replicas."""

@@ -22,7 +22,7 @@ class SharedObjects(abc.ABC):
     def __init__(self, objects: Sequence[Any]) -> None:
         self._objects = objects
         self._changed_by: dict[int, int] = {}
-        self.renew()
+        self._versions = self._versions_now()
 
     @abc.abstractmethod
     def _versions_now(self) -> list[Any]:
@@ -36,6 +36,10 @@ class SharedObjects(abc.ABC):
         """Takes all as they are now: a merge_fn may have changed them, once on each rank."""
         self._versions = self._versions_now()
 
+    @abc.abstractmethod
+    def entered_by(self, replica_id: int) -> None:
+        """Notes that the replica begins, or goes on where it has waited."""
+
     def left_by(self, replica_id: int) -> None:
         """Notes what the replica has changed since another one ran: it waits or ends now.
 
@@ -45,7 +49,7 @@ class SharedObjects(abc.ABC):
             Another one has changed that in this run, too.
         """
         before = self._versions
-        self.renew()
+        self._versions = self._versions_now()
         if self._versions == before:
             return
         for changed, one, other in zip(self._objects, before, self._versions, strict=True):

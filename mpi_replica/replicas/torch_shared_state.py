@@ -145,6 +145,9 @@ class SharedTensors:
 class SharedArguments(SharedObjects):
     """Modules and tensors: what several replicas of a rank write moves so often.
 
+    But for gradients, which each replica has of its own while they take turns: who computes new
+    ones waits, with its loss, say, before it reads them.
+
     Parameters
     ----------
     paths : sequence of str
@@ -159,7 +162,35 @@ class SharedArguments(SharedObjects):
             for path, leaf in zip(paths, leaves, strict=True)
             if isinstance(leaf, (torch.nn.Module, torch.Tensor))
         ]
-        super().__init__(_tensors_of([leaf for _, leaf in self._leaves]))
+        tensors = _tensors_of([leaf for _, leaf in self._leaves])
+        self._parameters = [one for one in tensors if not is_lazy(one) and one.is_leaf]
+        #: What a replica begins with, what those have left that have begun, and the last of them.
+        self._at_first = self._left = self._gradients()
+        self._gradients_of: dict[int, list[torch.Tensor | None]] = {}
+        self._versions_left = _versions(self._left)
+        super().__init__([*tensors, *[one for one in self._at_first if one is not None]])
+
+    def _gradients(self) -> list[torch.Tensor | None]:
+        return [parameter.grad for parameter in self._parameters]
+
+    def entered_by(self, replica_id: int) -> None:
+        gradients = self._gradients_of.get(replica_id, self._at_first)
+        for parameter, mine in zip(self._parameters, gradients, strict=True):
+            if parameter.grad is not mine:
+                parameter.grad = mine
+
+    def left_by(self, replica_id: int) -> None:
+        self._left = self._gradients_of[replica_id] = self._gradients()
+        self._versions_left = _versions(self._left)
+        super().left_by(replica_id)
+
+    def renew(self) -> None:
+        super().renew()
+        now = self._gradients()
+        are_same = all([one is other for one, other in zip(now, self._left, strict=True)])
+        if not are_same or _versions(now) != self._versions_left:
+            self._at_first = now
+            self._gradients_of.clear()
 
     def _versions_now(self) -> list[int]:
         try:
@@ -187,9 +218,16 @@ class SharedArguments(SharedObjects):
                 ("buffer", leaf.named_buffers()),
             ):
                 for name, one in named:
+                    what = f"the {kind} {name!r} of the {type(leaf).__name__} {where}"
                     if one is tensor:
-                        return f"the {kind} {name!r} of the {type(leaf).__name__} {where}"
+                        return what
+                    if not is_lazy(one) and one.is_leaf and one.grad is tensor:
+                        return f"the gradient of {what}"
         return "a parameter or buffer that a module in (args, kwargs) had"
+
+
+def _versions(gradients: Sequence[torch.Tensor | None]) -> list[int | None]:
+    return [None if one is None else one._version for one in gradients]
 
 
 def _tensors_of(leaves: Sequence[torch.nn.Module | torch.Tensor]) -> list[torch.Tensor]:

@@ -191,7 +191,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             is no `PerReplica` (that the tensor of a `Mirrored` was is an error when the step ends).
             Variables are passed whole, all else by reference; other tensors of torch, and
             parameters and buffers of modules, one replica of a rank may write in a run, and draw
-            from a generator of numpy. Containers are new for each replica.
+            from a generator of numpy, Python or torch. Containers are new for each replica.
         options : CommunicationOptions, optional
             For the agreement at the end.
 

@@ -6,7 +6,9 @@ import contextvars
 import ctypes
 import functools
 import gc
+import io
 import operator
+import sys
 import threading
 import time
 import warnings
@@ -815,3 +817,26 @@ def test_a_copied_context_makes_variables_of_the_strategy_in_a_greenlet(strategy
         context = contextvars.copy_context()
         variable = greenlet.greenlet(lambda: context.run(mr.Variable, 1.0)).switch()
     assert strategy.run(lambda: variable) is variable
+
+
+def test_output_that_a_replica_redirects_over_a_collective_is_its_own_and_comes_back(strategy):
+    outputs = sys.stdout, sys.stderr
+
+    def step():
+        context = mr.get_replica_context()
+        name = str(context.replica_id_in_sync_group)
+        with (
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            contextlib.redirect_stderr(io.StringIO()) as err,
+        ):
+            for word in ("before", "behind"):
+                sys.stdout.write(f"{word} {name}\n")
+                sys.stderr.write(f"{word} {name}\n")
+                context.all_reduce("SUM", 1.0)
+        assert (sys.stdout, sys.stderr) == outputs
+        return out.getvalue(), err.getvalue()
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    assert (sys.stdout, sys.stderr) == outputs
+    texts = [f"before {i}\nbehind {i}\n" for i in strategy.local_replica_ids]
+    assert found == tuple((text, text) for text in texts)

@@ -144,6 +144,94 @@ def test_a_module_of_each_replica_may_be_written(strategy, name):
     strategy.verify(models)
 
 
+def test_a_generator_from_which_several_replicas_draw_is_an_error_on_all(strategy):
+    generator = torch.Generator().manual_seed(0)
+
+    def step(generator):
+        return torch.rand(1, generator=generator).item()
+
+    if shares_ranks(strategy):
+        error = raises_everywhere(ContextError, lambda: strategy.run(step, args=(generator,)))
+        assert "has drawn from the generator in (args, kwargs)[0][0]" in str(error)
+    else:
+        strategy.run(step, args=(generator,))
+    check_works(strategy)
+
+
+def rows_of(replica):
+    return torch.arange(6.0).reshape(3, 2) + replica
+
+
+def gradient_alone(replica, times=1):
+    model = plain()
+    for _ in range(times):
+        model(rows_of(replica)).pow(2).sum().backward()
+    return model.weight.grad.tolist()
+
+
+@pytest.mark.parametrize("clears", ["before", "after", "in a merge_fn"])
+def test_gradients_of_a_module_that_replicas_share_are_those_of_each_also_behind_a_call(
+    strategy, clears
+):
+    """Who prints its loss between ``backward`` and the reduction waits there for the others."""
+    shared = plain()
+
+    def step(model):
+        context = mr.get_replica_context()
+        if clears == "before":
+            model.zero_grad()
+        loss = model(rows_of(replica_id())).pow(2).sum()
+        loss.backward()
+        context.all_reduce("SUM", loss.detach())
+        mine = model.weight.grad.tolist()
+        context.all_reduce("MEAN", [one.grad for one in model.parameters()])
+        if clears == "after":
+            model.zero_grad()
+        elif clears == "in a merge_fn":
+            context.merge_call(lambda strategy: shared.zero_grad())
+            assert model.weight.grad is None
+        return mine
+
+    for _ in range(2):
+        found = strategy.experimental_local_results(strategy.run(step, args=(shared,)))
+        alone = [gradient_alone(replica) for replica in strategy.local_replica_ids]
+        holds_everywhere(lambda found=found, alone=alone: check_equal(list(found), alone))
+
+
+def test_what_a_merge_fn_has_put_into_gradients_all_replicas_find(strategy):
+    shared = plain()
+
+    def merge_fn(strategy, values):
+        shared.weight.grad = torch.full_like(shared.weight, 3.0)
+
+    def step(model):
+        model(rows_of(replica_id())).sum().backward()
+        mr.get_replica_context().merge_call(merge_fn, args=(replica_id(),))
+        return model.weight.grad.tolist()
+
+    found = strategy.experimental_local_results(strategy.run(step, args=(shared,)))
+    holds_everywhere(lambda: check_equal(list(found), [[[3.0] * 2] * 2] * len(found)))
+
+
+def test_gradients_to_which_several_replicas_add_over_runs_are_an_error_on_all(strategy):
+    """In the second run each would add to what the last one of the rank has left."""
+    shared = plain()
+
+    def step(model):
+        model(rows_of(replica_id())).pow(2).sum().backward()
+        return model.weight.grad.tolist()
+
+    strategy.run(step, args=(shared,))
+    if shares_ranks(strategy):
+        error = raises_everywhere(ContextError, lambda: strategy.run(step, args=(shared,)))
+        assert "the gradient of the parameter 'weight' of the Linear" in str(error)
+    else:
+        (found,) = strategy.experimental_local_results(strategy.run(step, args=(shared,)))
+        (replica,) = strategy.local_replica_ids
+        holds_everywhere(lambda: check_equal(found, gradient_alone(replica, 2)))
+    check_works(strategy)
+
+
 def differentiate(model):
     model.zero_grad()
     model.eval()(torch.ones(1, 2) + replica_id()).sum().backward()

@@ -3,6 +3,7 @@
 import collections
 import functools
 import operator
+import random
 
 import numpy as np
 import pytest
@@ -537,13 +538,22 @@ def test_one_array_that_is_the_component_of_several_replicas_is_written_by_none(
     check_works(strategy)
 
 
-@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.MT19937])
+#: Classes of generators, made of a seed.
+GENERATORS = {
+    "PCG64": lambda seed: np.random.Generator(np.random.PCG64(seed)),
+    "MT19937": lambda seed: np.random.Generator(np.random.MT19937(seed)),
+    "RandomState": np.random.RandomState,
+    "Python's": random.Random,
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
 @pytest.mark.parametrize("between", [False, True], ids=["at once", "over a collective"])
 def test_a_generator_in_args_that_replicas_of_a_rank_draw_from_is_an_error_there(
     strategy, kind, between
 ):
     """What each draws would depend on how many of them a rank hosts."""
-    rng = np.random.Generator(kind(5))
+    rng = GENERATORS[kind](5)
 
     def step(given):
         drawn = given["rng"].random()
