@@ -10,6 +10,7 @@ from _thread import get_ident
 from collections.abc import Callable
 from typing import Any, Concatenate, NoReturn, ParamSpec
 
+from ..core.context import NO_PART
 from ..core.exceptions import ContextError, in_words
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
@@ -151,15 +152,19 @@ class Engine:
         Raises
         ------
         ContextError
-            On every rank: this is the call that the others wait for.
+            On every rank, but for one in the middle of a run: this is the call that the others
+            wait for.
         """
         self.require_replicas(kind)
         self.claim_thread()
         if owner_of_this_thread() != self._thread:
+            where = f"{kind} in thread {threading.current_thread().name!r}"
+            if self.agreement.runs:  # no rank waits for this call, but for those of the replicas
+                raise ContextError(f"{where}, while the replicas run in another one. {NO_PART}")
             error = ContextError(
-                f"{kind} in thread {threading.current_thread().name!r}, but this"
-                " strategy belongs to another thread, which made it or ran it first. Make one"
-                " strategy for each thread that communicates."
+                f"{where}, but this strategy belongs to another thread, which made it or ran it"
+                " first. Make one strategy for each thread that communicates, and call nothing"
+                " where input is read ahead."
             )
             if self.transport.mailbox is None:  # no other ranks, or MPI is for one thread
                 raise error

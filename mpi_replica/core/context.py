@@ -65,7 +65,8 @@ open_strategies: weakref.WeakSet[AbstractStrategy] = weakref.WeakSet()
 # Kinds of states in which code stands above the replicas, and in no call of theirs.
 _ABOVE = ("scope", "permanent")
 
-_NO_PART = (
+#: Where a step can't make calls.
+NO_PART = (
     "A thread, greenlet or contextvars.Context that a step starts is no part of its replica, nor is"
     " a signal's handler: compute there, and call collectives in the function given to"
     " strategy.run."
@@ -103,7 +104,7 @@ def require_default(call: str) -> None:
             continue
         raise ContextError(
             f"{call} was called on the default strategy, which has one replica, while {strategy!r}"
-            f" is open. {_NO_PART} Outside of steps hand the context on with"
+            f" is open. {NO_PART} Outside of steps hand the context on with"
             " contextvars.copy_context().run(function), or enter strategy.scope() there. If one"
             " replica is meant, call mr.experimental_set_strategy(None) there first."
         )
@@ -369,7 +370,7 @@ def require_above(strategy: AbstractStrategy, call: str) -> None:
     if is_above and strategy.is_in_run:
         raise ContextError(
             f"{call} was called while {strategy!r} is in the middle of a step, and in none of its"
-            f" replicas. {_NO_PART} Another thread waits until the step is over, or makes its own"
+            f" replicas. {NO_PART} Another thread waits until the step is over, or makes its own"
             " strategy."
         )
     _require_outside(strategy, call)

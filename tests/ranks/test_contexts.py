@@ -411,6 +411,28 @@ def test_a_replica_must_not_call_from_a_thread_that_it_starts(strategy):
     assert set(strategy.experimental_local_results(totals)) == {strategy.num_replicas_in_sync}
 
 
+@pytest.mark.parametrize("copied", [False, True], ids=["plain", "in a copied context"])
+def test_what_it_catches_of_calls_there_fails_no_run_on_any_layout(strategy, copied):
+    needs_two_replicas(strategy)
+
+    def reduce():
+        return mr.get_replica_context().all_reduce("SUM", 1.0)
+
+    def step():
+        run = contextvars.copy_context().run if copied else operator.call
+        errors = [
+            in_a_thread(functools.partial(run, reduce)),
+            in_a_thread(functools.partial(run, strategy.barrier)),
+        ]
+        reduce()
+        return [(type(error).__name__, str(error)) for error in errors]
+
+    for found in strategy.experimental_local_results(strategy.run(step)):
+        assert [name for name, _ in found] == ["ContextError"] * 2
+        assert "no part of its replica" in found[0][1]
+    check_works(strategy)
+
+
 @pytest.mark.parametrize("call", THREADED_CALLS)
 def test_nor_may_it_call_the_strategy_there(strategy, call):
     """On every rank it is the error of the run, since the others wait for that replica."""
