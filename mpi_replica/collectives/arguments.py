@@ -115,14 +115,9 @@ def require_packable(leaves: Sequence[Any]) -> None:
         if leaf is None or isinstance(leaf, DistributedValues) or type(leaf) in _PLAIN_TYPES:
             continue
         if origin_of(leaf) is None or _dtype_if_any(leaf) is None:
-            nowhere = pickle.Pickler(_EmptyFile(), protocol=5, buffer_callback=lambda _: None)
-            nowhere.dump(leaf)
-
-
-class _EmptyFile:
-    """A file that stays empty."""
-
-    write = staticmethod(len)
+            buffers: list[pickle.PickleBuffer] = []
+            data = pickle.dumps(leaf, protocol=5, buffer_callback=buffers.append)
+            pickle.loads(data, buffers=buffers)
 
 
 def pack(leaves: Sequence[Any]) -> Packed:
@@ -159,7 +154,9 @@ def _pack_object(leaf: Any, data: list[bytes]) -> tuple[Any, ...]:
             if how == _ARRAY:
                 data.append(to_numpy(leaf).tobytes())
             return how, *_dtype_on_wire(dtype), shape, *origin
-    return _OBJECT, pickle.dumps(leaf, protocol=5)
+    pickle_of_leaf = pickle.dumps(leaf, protocol=5)
+    pickle.loads(pickle_of_leaf)  # here, where it is known whose it is: not all can be
+    return _OBJECT, pickle_of_leaf
 
 
 def _dtype_if_any(leaf: Any) -> np.dtype[Any] | None:

@@ -29,6 +29,7 @@ from .lent_arrays import LentArrays
 from .replica import require_unstaged_call
 from .replica_context import ReplicaContext
 from .run_libraries import RunLibraries
+from .shared_objects import SharedObjects
 from .storage import Storage
 from .worker import Worker
 
@@ -58,8 +59,10 @@ class SharedRun(CurrentRun):
     #: Of torch's tensors that all replicas get, if there are some.
     mirrored: Any
     #: What finds changes of what several replicas of this rank share: modules and tensors of torch,
-    #: generators of numpy.
-    shared: Sequence[Any]
+    #: generators.
+    shared: Sequence[SharedObjects]
+    #: Standard output and error where it began.
+    outputs: tuple[Any, Any]
     seats: Sequence[Seat]
 
     def stop_error(self, doom: BaseException) -> BaseException:

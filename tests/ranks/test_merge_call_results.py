@@ -330,6 +330,26 @@ def test_an_object_that_can_not_travel_is_told_with_its_place_on_every_layout(st
     check_works(strategy)
 
 
+class ReadError(Exception):
+    """As programs have them: pickle makes it anew with one argument."""
+
+    def __init__(self, path, row):
+        super().__init__(f"{path}: row {row}")
+
+
+def test_an_object_that_can_not_be_made_again_is_told_with_its_place_on_every_layout(strategy):
+    culprit = strategy.num_replicas_in_sync - 1
+
+    def step():
+        mine = mr.get_replica_context().replica_id_in_sync_group
+        value = ReadError("a.csv", 3) if mine == culprit else 1
+        return mr.get_replica_context().merge_call(lambda s, x: 1, ({"a": value},))
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    assert "merge_call got ReadError for value[0][0]['a'], which can't travel" in str(error)
+    check_works(strategy)
+
+
 def test_a_failed_run_refuses_the_collectives_of_merge_fn_on_the_other_ranks(strategy):
     """Decision 16: one rank raises, and cleaning up on the others puts nothing out of step."""
     needs_two_replicas(strategy)
