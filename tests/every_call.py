@@ -37,7 +37,7 @@ from mpi_replica.strategy.elastic.buddies import buddy_of
 from mpi_replica.strategy.elastic.commit import Committing
 from mpi_replica.strategy.elastic.snapshot import ReplicaPart, SharedPart, Snapshot
 
-SITE = CallSite(b"a place", ("train.py:1",), 0)
+SITE = CallSite(b"a place", ("train.py:1",), (1,))
 OPTIONS = mr.CommunicationOptions()
 MIB = 1 << 20
 

@@ -25,7 +25,8 @@ VECTOR = LeafDescription("float32", (10,))
 
 def site(line, column=0, *callers):
     lines = (f"train.py:{line}", *(f"train.py:{caller}" for caller in callers))
-    return CallSite(repr((lines, column)).encode(), lines, column)
+    columns = (column, *[0] * len(callers))
+    return CallSite(repr((lines, columns)).encode(), lines, columns)
 
 
 def all_reduce(detail="SUM", *, at=None, structure="*", paths=("",), leaves=(VECTOR,), name=None):
@@ -172,6 +173,16 @@ def test_the_same_line_reached_in_two_ways_is_told_with_the_whole_chain():
     text = str(error_of(calls(0, one), *(calls(i, other) for i in range(1, 4))))
     assert "train.py:41 called at train.py:60" in text
     assert "train.py:41 called at train.py:61" in text
+    assert "column" not in text
+
+
+def test_one_line_reached_from_two_places_of_another_is_told_by_the_columns_of_that():
+    sites = [CallSite(bytes([c]), ("net.py:4", "train.py:60"), (7, c)) for c in (20, 48)]
+    one, other = (all_reduce(at=at) for at in sites)
+    text = str(error_of(calls(0, one), *(calls(i, other) for i in range(1, 4))))
+    assert "net.py:4 called at train.py:60 (column 20)" in text
+    assert "net.py:4 called at train.py:60 (column 48)" in text
+    assert "code" not in text
 
 
 def test_two_calls_on_one_line_are_told_by_their_columns():

@@ -7,7 +7,7 @@ from mpi_replica.collectives.agreement.notes import Notes
 from mpi_replica.collectives.agreement.site import CallSite
 from mpi_replica.collectives.agreement.stand import Note
 
-NOWHERE = CallSite(b"", (), 0)
+NOWHERE = CallSite(b"", (), ())
 
 
 class Rank:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ...core.exceptions import CollectiveMismatchError, RankLostError, StructureMismatchError
 from ...core.key_order import SORTED
 from ...core.layout import Layout, grouped
+from .site import CallSite, sites_apart
 from .stand import SAME_KIND, CallDescription, LeafDescription, Note, Report, Stand
 from .travelling_error import TravellingError
 
@@ -205,12 +206,9 @@ def _note_difference(
                     f" {first.what}). {SAME_KIND}"
                 )
         if len(groups) > 1 or None in entries:
-            texts = [side.text for side in groups]
-            if len(set(texts)) < len(texts):  # the same line, reached in different ways
-                texts = [side.whole for side in groups]
             sides = "; ".join(
                 f"{layout.describe(ids)}: {text}"
-                for text, ids in zip(texts, groups.values(), strict=True)
+                for text, ids in zip(_apart(list(groups)), groups.values(), strict=True)
             )
             return CollectiveMismatchError(
                 f"replicas are at different calls. {sides}. {_SAME_CALLS}."
@@ -251,23 +249,31 @@ def _whose(values: Sequence[Any], layout: Layout) -> dict[Any, str]:
 
 
 class _Side(NamedTuple):
-    """What some replicas are at; `whole` also says how they came there."""
+    """What some replicas are at."""
 
-    text: str
-    whole: str = ""
-    digest: bytes = b""
+    what: str
+    #: Where, as far as it is told first.
+    where: str
+    site: CallSite
 
 
 def _place_of(note: Note) -> _Side:
-    what, site = note.what, note.site
-    return _Side(f"{what} at {site.line}", f"{what} at {site.whole}", site.digest)
+    return _Side(note.what, note.site.line, note.site)
 
 
 def _place_of_call(call: CallDescription | None) -> _Side:
     if call is None:
-        return _Side("no such call")
-    what, site = call.what, call.site
-    return _Side(f"{what} at {call.where_and_why}", f"{what} at {site.whole}", site.digest)
+        return _Side("no such call", "", CallSite(b"", (), ()))
+    return _Side(call.what, call.where_and_why, call.site)
+
+
+def _apart(sides: Sequence[_Side]) -> list[str]:
+    """Returns the sides in words, which also say how these came there where they need it."""
+    places = [side.where for side in sides]
+    if len({(side.what, side.where) for side in sides}) < len(sides):
+        places = sites_apart([side.site for side in sides])
+    whats = [side.what for side in sides]
+    return [f"{a} at {b}" if b else a for a, b in zip(whats, places, strict=True)]
 
 
 def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError | None:
@@ -288,9 +294,7 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
                 " Where two lines mean one call, give both"
                 f" options=mr.CommunicationOptions(name='x') (here: {_places(calls)})."
             )
-    texts = [f"{call.what} at {call.where_and_why}" for _, call in sides]
-    if len(set(texts)) < len(texts):  # the same line, reached in different ways
-        texts = [f"{call.what} at {call.site.whole}" for _, call in sides]
+    texts = _apart([_place_of_call(call) for _, call in sides])
     if len(set(texts)) < len(texts):  # two functions on one line, or two instructions
         codes = [call.code or call.site.digest.hex() for _, call in sides]
         texts = [f"{text} (code {code})" for text, code in zip(texts, codes, strict=True)]

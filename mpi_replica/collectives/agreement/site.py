@@ -45,25 +45,34 @@ class CallSite(NamedTuple):
     digest: bytes
     #: "train.py:41" of each frame, the innermost first.
     lines: tuple[str, ...]
-    #: Column of the innermost frame, for two calls on one line.
-    column: int
+    #: The column of each, for two calls on one line.
+    columns: tuple[int, ...]
 
     @property
     def line(self) -> str:
         """The innermost "file:line" outside of the package."""
         return self.lines[0] if self.lines else "an unknown place"
 
-    @property
-    def whole(self) -> str:
-        """All of it, for two sites that share their innermost line."""
-        return f"{' called at '.join(self.lines)} (column {self.column})"
-
     def inside_of(self, outer: CallSite) -> CallSite:
         """Returns the site of a call that stands here, in a function that is called at `outer`."""
         if outer.lines[: len(self.lines)] == self.lines:  # called as it is
             return outer
         digest = hashlib.blake2b(self.digest + outer.digest, digest_size=8).digest()
-        return CallSite(digest, self.lines + outer.lines, self.column)
+        return CallSite(digest, self.lines + outer.lines, self.columns + outer.columns)
+
+
+def sites_apart(sites: Sequence[CallSite]) -> list[str]:
+    """Returns all of each site, with the columns in which it differs from others of its lines."""
+    texts = []
+    for site in sites:
+        columns = [other.columns for other in sites if other.lines == site.lines]
+        texts.append(
+            " called at ".join(
+                f"{line} (column {mine})" if len(set(of_frame)) > 1 else line
+                for line, mine, *of_frame in zip(site.lines, site.columns, *columns, strict=True)
+            )
+        )
+    return texts
 
 
 class _Memory(NamedTuple):
@@ -173,7 +182,7 @@ def _learn_site(memory: _Memory, key: tuple[int, ...]) -> CallSite:
         digest.update(place.name)
         places.append(place)
     lines = tuple(place.line for place in places)
-    site = CallSite(digest.digest(), lines, places[0].column if places else 0)
+    site = CallSite(digest.digest(), lines, tuple(place.column for place in places))
     memory.sites[key] = site
     if len(memory.kept) + len(memory.sites) > _MOST_CODES:
         _memory = _Memory({}, [], {}, {})
@@ -196,11 +205,11 @@ def _place(code: CodeType, offset: int) -> _Place:
         # It has others for other shapes; a PRECALL may have the line of what it follows.
         call = start + 4 if code.co_code[start] == _PRECALL else start
         line = positions[call // 2][0]
-        return _Place(bytes_of(f"{file}\0{code.co_qualname}\0{line}\0"), f"{file}:{line}", 0)
+        return _Place(bytes_of(f"{file}\0{code.co_qualname}\0{line}\0"), f"{file}:{line}", 1)
     position = line, _, column, _ = positions[start // 2]
     # The position tells lambdas and functions of one name apart, where a loop calls them.
     name = f"{file}\0{code.co_qualname}\0{position}\0{_role(code, start, positions)}\0"
-    return _Place(bytes_of(name), f"{file}:{line}", column or 0)
+    return _Place(bytes_of(name), f"{file}:{line}", (column or 0) + 1)  # as editors count
 
 
 _Position = tuple[int | None, int | None, int | None, int | None]
