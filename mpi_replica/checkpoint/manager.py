@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..collectives.agreement.site import CallSite
+from ..collectives.barrier import BarrierCall
 from ..collectives.broadcast import Broadcast
 from ..core.argument_checks import absolute_path, flag, integer
 from ..core.context import require_cross_replica
@@ -154,8 +155,8 @@ class CheckpointManager:
 
         Notes
         -----
-        Costs what ``Checkpoint.save`` does; rank 0 removes, also what saves of any step have left
-        in the folder that were broken off. Counterpart of
+        Costs what ``Checkpoint.save`` does, and one message; rank 0 removes, also what saves of any
+        step have left in the folder that were broken off. Counterpart of
         ``tf.train.CheckpointManager.save``.
 
         Examples
@@ -165,11 +166,11 @@ class CheckpointManager:
         >>> mr.CheckpointManager(checkpoint, tempfile.mkdtemp()).save(10).endswith("ckpt-10")
         True
         """
-        engine = self._checkpoint.strategy.engine
+        engine, kind = self._checkpoint.strategy.engine, "CheckpointManager.save"
         try:
             step = integer("step", step, 0, MOST_STEP)
         except (TypeError, ValueError) as error:
-            engine.fail("CheckpointManager.save", error)
+            engine.fail(kind, error)
         if engine.layout.rank == 0:  # what was left takes room that this save may need
             remove_abandoned_saves(self._directory, rf"{_NAME}-\d+")
         path = self._checkpoint.save(self._path(step))
@@ -177,6 +178,8 @@ class CheckpointManager:
             for old in self._too_old(step):
                 files.remove(index_path(self._path(old)))  # without it the others are left over
             remove_abandoned_saves(self._directory, rf"{_NAME}-\d+")
+        # All ranks find the same steps from now on.
+        engine.cross_replica(engine.make(kind, None, BarrierCall, kind, "what was too old is gone"))
         return path
 
     def exit_if_signalled(self, step: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core import nest
 from ..core.argument_checks import integer
-from ..core.array_libraries import give_back, way_back
+from ..core.array_libraries import give_back, library_of, way_back
 from ..core.array_ways import Array
 from ..core.dtypes import as_plain_array, common, is_text, wire_name
 from ..core.gpu_tensors import lender, on_host, own_results
@@ -107,9 +107,10 @@ class AllGather(Call):
                 )
             if array.ndim == 0:
                 instead = f", or use {self._for_objects}" if self.kind == "gather" else ""
+                one_row = f"np.array([{leaf!r}])" if library_of(leaf) is None else "x[None] of it"
                 raise ValueError(
                     f"{self.kind} got a scalar for value{self.paths[index]}: {leaf!r}. Only arrays"
-                    f" can be concatenated; write np.array([{leaf!r}]){instead}."
+                    f" can be concatenated; write {one_row}{instead}."
                 )
             if not -array.ndim <= self.axis < array.ndim:
                 raise ValueError(

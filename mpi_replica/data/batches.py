@@ -44,14 +44,16 @@ def arrays_of(batch: Any) -> Any:
         array = np.asarray(leaf) if dtype_of(leaf) is None else values_of(leaf)
         arrays.append(array)
         if array.ndim == 0:
+            of_texts = ", as np.array of a list of texts" if isinstance(leaf, str | bytes) else ""
             raise ValueError(
                 f"a batch of a distributed dataset has a scalar for value{path}: it has no rows. "
-                "Give batches: arrays whose first dimension are the rows."
+                f"Give batches: arrays whose first dimension are the rows{of_texts}."
             )
         if array.shape[0] != arrays[0].shape[0]:
             raise ValueError(
                 f"a batch of a distributed dataset has {arrays[0].shape[0]} rows and"
-                f" {array.shape[0]} for value{path}. All leaves must have the same rows."
+                f" {array.shape[0]} for value{path}. All leaves must have the same rows, those of a"
+                " list, too: it is a nest."
             )
     return nest.unflatten(structure, arrays)
 

@@ -97,7 +97,8 @@ class OrderVerbs(Chain):
         TypeError, ValueError
             If count is none of these.
         ValueError
-            When iterated, if a pass of an endless repeat yields nothing.
+            When iterated, if a pass of an endless repeat yields nothing of a dataset whose length
+            is not known. That of one with a length of 0 has no elements, as in tf.
 
         Examples
         --------

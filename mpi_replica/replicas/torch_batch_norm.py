@@ -56,12 +56,12 @@ class SyncBatchNorm(_BatchNorm):
 
     Notes
     -----
-    Input of shape (rows, channels, ...); replicas may have different numbers of rows. One
-    ``all_gather`` of two numbers a channel and the number of values; another message on the way
-    back. What is gathered is combined in the order of the replicas: the same bits on every layout.
-    float16 and bfloat16 are added up in float32. The running statistics are those of all rows, the
-    same on all replicas; where replicas of a rank share a module, the first of them in a step
-    writes them.
+    Input of shape (rows, channels, ...); replicas may have different numbers of rows, or none: call
+    the module on one line for all of them, in front of an ``if`` about rows. One ``all_gather`` of
+    two numbers a channel and the number of values; another message on the way back. What is
+    gathered is combined in the order of the replicas: the same bits on every layout. float16 and
+    bfloat16 are added up in float32. The running statistics are those of all rows, the same on all
+    replicas; where replicas of a rank share a module, the first of them in a step writes them.
 
     Examples
     --------

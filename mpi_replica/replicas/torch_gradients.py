@@ -326,10 +326,11 @@ class _Pass:
         if not recorded:
             return ""
         if len(recorded) == count > _SHOWN:
-            return ", gradients of all"
+            return ", all need gradients"
         others = sorted({*range(count)}.difference(recorded))
         is_short = len(recorded) <= max(_SHOWN, len(others))
         few, words = (recorded, "") if is_short else (others, "all but ")
         shown = ", ".join([f"value{self._paths[index]}" for index in few[:_SHOWN]])
         more = "" if len(few) <= _SHOWN else f" and {[*few[_SHOWN:]]}"
-        return f", gradients of {words}{shown}{more}"
+        need = "needs" if recorded == few and len(few) == 1 else "need"
+        return f", {words}{shown}{more} {need} gradients"

@@ -99,6 +99,17 @@ def test_the_newest_are_kept_and_those_at_every_so_many_steps(managed, settings,
     assert {int(name.split(".")[0].removeprefix("ckpt-")) for name in files} == set(kept)
 
 
+def test_all_ranks_find_the_same_steps_behind_each_save(managed):
+    manager = managed(max_to_keep=2)
+    found = []
+    for step in range(8):
+        save(manager, step)
+        found.append(manager.steps)
+    assert gathered(found) == [[[*range(max(0, n - 1), n + 1)] for n in range(8)]] * len(
+        gathered(0)
+    )
+
+
 def test_saving_at_a_lower_step_than_before_does_not_remove_what_was_just_saved(managed):
     manager = managed(max_to_keep=2)
     save(manager, 10, 20, 5)
