@@ -98,7 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_run(commands)
     _add_doctor(commands)
     _add_trace(commands)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # by the command's own, whose usage fits
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack µ, and letters of names
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -117,7 +119,7 @@ def _add_command(
         allow_abbrev=False,
         **texts,
     )
-    parser.set_defaults(function=function, name=name)
+    parser.set_defaults(function=function, name=name, parser=parser)
     return parser
 
 

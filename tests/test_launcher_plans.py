@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpi_replica.__main__ import main
 from mpi_replica.errors import LaunchError
 from mpi_replica.launcher.batch_system import (
     BatchAllocation,
@@ -464,3 +465,12 @@ def test_a_daemon_that_is_lost_is_noticed_wherever_the_output_is_cut(cut):
     notice.feed(text[:cut])
     notice.feed(text[cut:])
     assert notice.has_lost_daemon
+
+
+@pytest.mark.parametrize("command", ["run", "doctor", "trace job.json"])
+def test_an_option_that_a_command_does_not_have_is_told_with_the_usage_of_that(command, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), "--foo"])
+    told = capsys.readouterr().err
+    assert f"usage: python -m mpi_replica {command.split()[0]} " in told
+    assert "unrecognized arguments: --foo" in told

@@ -22,8 +22,9 @@ class ContextError(MPIReplicaError, RuntimeError):
     """A call was made in a context, or from a thread, where it is not legal.
 
     For example, ``strategy.run`` inside a replica, ``ctx.all_reduce`` inside a ``merge_fn``, any
-    call on a spare, or of a strategy that is closed. The program must make it elsewhere: the text
-    says where, or what to call instead. Where it is caught, a strategy that is open works on.
+    collective call on a spare, or of a strategy that is closed. The program must make it elsewhere:
+    the text says where, or what to call instead. Where it is caught, a strategy that is open works
+    on.
     """
 
 

@@ -280,8 +280,8 @@ def _ranks(options: Options, allocation: BatchAllocation) -> int:
         if allocation.system:
             where = f"The job of {allocation.system} was not given a number of tasks."
         raise LaunchError(
-            f"{where} Say it: -n {max(2, len(cores()))}, for example; this host has"
-            f" {len(cores())} cores for them."
+            f"{where} Say it in front of the program: -n {max(2, len(cores()))}, for example; this"
+            f" host has {len(cores())} cores for them."
         )
     if options.min_ranks is not None and options.min_ranks > ranks:
         raise LaunchError(

@@ -52,8 +52,8 @@ def mean_over_global_batch(
     nest of numpy.ndarray
         The sums over all replicas, divided by the rows of all. Means of integers are float64. The
         sums must not overflow: sum up float16 in float32. Arrays of torch, JAX and others, and
-        gradients of torch, as for ``all_reduce``. Where JAX traces a function, means of no rows
-        are NaN, and no error.
+        gradients of torch, as for ``all_reduce``. Where JAX traces a function, its traced `rows`
+        are not looked at, and what is divided by no rows is NaN or infinite, and no error.
 
     Raises
     ------

@@ -438,8 +438,9 @@ def get_replica_context() -> ReplicaContext | None:
     -------
     ReplicaContext or None
         Outside of any strategy that of the default strategy's only replica. In a thread, greenlet
-        or ``contextvars.Context`` that a step starts, nothing of it can be used (calls, id, rng,
-        number of replicas): hand on what the step has got.
+        or new ``contextvars.Context`` that a step starts, nothing of it can be used (calls, id,
+        rng, number of replicas): hand on what the step has got. In a copy of the step's own context
+        it is the replica's, but for calls in another thread.
 
     Notes
     -----

@@ -399,7 +399,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         Raises
         ------
         ContextError
-            An argument of a ``merge_fn`` that was not looked at before it returned.
+            A large argument of a ``merge_fn``, on several ranks, that was not looked at before it
+            returned.
         ValueError
             A variable of a strategy that has its replicas elsewhere.
         RankLostError

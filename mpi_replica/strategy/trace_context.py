@@ -134,7 +134,7 @@ class Traced(StrategyBase):
         Parameters
         ----------
         path : path-like
-            The trace, in a folder that all ranks see: ``.json``, or ``.json.gz``. Perfetto
+            The trace, in a folder that all ranks see; compressed where it ends in ``.gz``. Perfetto
             (https://ui.perfetto.dev) and chrome://tracing show it; ``python -m mpi_replica trace``
             prints a table. A file that is there is replaced.
         last_seconds : float, optional

@@ -115,7 +115,10 @@ def read_processes(path: str) -> list[TracedProcess]:
     processes = [_read([files[n] for n in sorted(files)]) for files in parts.values()]
     processes = [one for one in processes if one.pid]  # it tells who it is before all else
     if not processes:
-        raise FileNotFoundError(f"no rank has written a part of a trace in {folder}.")
+        raise FileNotFoundError(
+            f"no rank has written a part of a trace in {folder}: it begins with the first strategy"
+            " of a program."
+        )
     processes.sort(key=lambda one: (one.restart, one.rank, one.host, one.pid))
     return processes
 
