@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any, NoReturn, cast
 
@@ -39,6 +39,7 @@ from ..ranks.watch import event_log
 from .kept_by_runs import KeptByRuns
 from .lent_arrays import LentArrays
 from .merge_fn import comparable, run_merge_fn, unpacked
+from .run_arguments import RunArguments
 from .run_end import RunEnd
 from .run_libraries import libraries_of_run
 from .seat import Seat, SharedRun
@@ -57,16 +58,13 @@ class Run(SharedRun):
         self,
         strategy: StrategyBase,
         fn: Callable[..., Any],
-        seats: Sequence[tuple[int, Sequence[Any], Mapping[str, Any]]],
-        mirrored: Any,
-        shared: Sequence[Any],
+        arguments: RunArguments,
         site: CallSite,
         options: CommunicationOptions,
     ) -> None:
         self.strategy = strategy
         self.fn = fn
-        self.mirrored = mirrored
-        self.shared = shared
+        seats, self.mirrored, self.shared = arguments
         self.identity = function_identity(fn)
         self.identity.require_eager("strategy.run")
         self.site = site

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..collectives.agreement.site import boundary
-from ..core import nest
 from ..core.exceptions import ContextError
-from ..core.imported_libraries import imported_library
 from ..core.jax_state import (
     JaxState,
     call_among,
@@ -20,8 +18,6 @@ from ..core.jax_state import (
 )
 from ..core.library_state import LibraryState, forget_casts, needs_threads
 from ..core.thread_state import ThreadState
-from .shared_generators import SharedGenerators, is_generator
-from .shared_objects import SharedObjects
 
 
 def libraries_of_run(num_replicas: int, total: int, *, asks_for_threads: bool) -> RunLibraries:
@@ -34,46 +30,6 @@ def libraries_of_run(num_replicas: int, total: int, *, asks_for_threads: bool) -
 @functools.cache
 def _none(total: int) -> RunLibraries:
     return RunLibraries(1, total, asks_for_threads=False)
-
-
-def shared_tensors(call: str, structure: nest.Structure, leaves: Sequence[Any]) -> Any:
-    """Returns what finds tensors of torch that are written although replicas share them, or None.
-
-    `leaves` are those of the arguments of `call`, without those that replicas may write into.
-    """
-    torch = imported_library("torch")
-    if torch is None or not any([isinstance(leaf, torch.Tensor) for leaf in leaves]):
-        return None
-    from .torch_shared_state import SharedTensors  # torch is imported
-
-    return SharedTensors(call, nest.leaf_paths(structure), leaves)
-
-
-def shared_arguments(
-    structure: nest.Structure, shared: Sequence[Mapping[int, Any]]
-) -> list[SharedObjects]:
-    """Returns what finds what several replicas of a rank write, of torch, or draw from.
-
-    `shared` has, by their ids, what they share of each leaf of the arguments of a run.
-    """
-    found: list[SharedObjects] = []
-    leaves = [one for of_leaf in shared for one in of_leaf.values()]
-
-    def paths() -> list[str]:
-        of_leaves = zip(nest.leaf_paths(structure), shared, strict=True)
-        return [path for path, of_leaf in of_leaves for _ in of_leaf]
-
-    if any(map(is_generator, leaves)):
-        found.append(SharedGenerators(paths(), leaves))
-    torch = imported_library("torch")
-    if torch is None:
-        return found
-    kinds = (torch.nn.Module, torch.Tensor)
-    if any([isinstance(leaf, kinds) for leaf in leaves]):
-        from .torch_shared_state import SharedArguments  # torch is imported
-
-        found.append(SharedArguments(paths(), leaves))
-    return found
 
 
 class RunLibraries:

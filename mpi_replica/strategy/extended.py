@@ -25,7 +25,7 @@ from ..core.context import (
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import DistributedValues, Mirrored, PerReplica, per_replica, read_only
-from ..replicas.run_libraries import shared_tensors
+from ..replicas.run_arguments import shared_tensors
 from ..replicas.variables import Variable
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from ..collectives import cross_replica
 from ..collectives.agreement.site import call_site
 from ..collectives.engine import Engine
-from ..core import nest
 from ..core.argument_checks import check_call
 from ..core.context import (
     Scope,
@@ -20,15 +19,13 @@ from ..core.context import (
     require_cross_replica,
 )
 from ..core.jax_state import require_untransformed
-from ..core.layout import Layout
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.randomness import Generators
-from ..core.values import Mirrored, PerReplica, component_of, local_results, read_only
+from ..core.values import local_results
 from ..ranks import blas
 from ..replicas.kept_by_runs import KeptByRuns
-from ..replicas.memory_of_replicas import held_by_several
 from ..replicas.run import Run
-from ..replicas.run_libraries import shared_arguments, shared_tensors
+from ..replicas.run_arguments import RunArguments
 from ..replicas.variables import Variable
 from .distribution import Distribution
 from .elastic.run_elastic import Elastic
@@ -245,43 +242,14 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
             if engine.options.reproducible:
                 blas.refresh()
             merged = engine.options if options is None else engine.options.merge(options)
-            run = Run(self, fn, *self._seats(fn, args, kwargs), site, merged)
+            if not callable(fn):
+                raise TypeError(f"strategy.run needs a callable, got {fn!r}.")
+            check_call(args, {} if kwargs is None else kwargs)
+            arguments = RunArguments.of(args, kwargs or {}, engine.layout)
+            run = Run(self, fn, arguments, site, merged)
         except Exception as error:
             engine.fail("run", error)
         return run.execute(self._kept)
-
-    def _seats(
-        self, fn: Callable[..., Any], args: Any, kwargs: Any
-    ) -> tuple[list[tuple[int, Sequence[Any], Mapping[str, Any]]], Any, Sequence[Any]]:
-        """Returns the arguments of each local replica; and what finds changes of shared ones.
-
-        That is for tensors of a `Mirrored`, and for modules, other tensors and generators.
-        """
-        if not callable(fn):
-            raise TypeError(f"strategy.run needs a callable, got {fn!r}.")
-        check_call(args, {} if kwargs is None else kwargs)
-        layout = self.engine.layout
-        if not args and not kwargs:
-            nothing: Mapping[str, Any] = {}
-            return [(i, (), nothing) for i in layout.local_replica_ids], None, ()
-        leaves, structure = nest.flatten((tuple(args), dict(kwargs or {})))
-        ids = layout.local_replica_ids
-        components = [[component_of(leaf, i, layout.num_replicas) for i in ids] for leaf in leaves]
-        shared = [_shared(*of_leaf, layout) for of_leaf in zip(leaves, components, strict=True)]
-        seats = []
-        for position, i in enumerate(ids):
-            own = [
-                read_only(mine[position]) if id(mine[position]) in several else mine[position]
-                for mine, several in zip(components, shared, strict=True)
-            ]
-            seats.append((i, *nest.unflatten(structure, own)))
-        are_mirrored = [isinstance(leaf, Mirrored) for leaf in leaves]
-        mirrored = [x.value if y else None for x, y in zip(leaves, are_mirrored, strict=True)]
-        changes = shared_tensors("strategy.run", structure, mirrored)
-        if len(ids) == 1:
-            return seats, changes, ()
-        others = [{} if y else x for x, y in zip(shared, are_mirrored, strict=True)]
-        return seats, changes, shared_arguments(structure, others)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Combine a value of all replicas to one, and give it to every rank.
@@ -420,15 +388,3 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable, the same on all ranks; None for anything else."""
         return value.identity if isinstance(value, Variable) else None
-
-
-def _shared(value: Any, components: Sequence[Any], layout: Layout) -> Mapping[int, Any]:
-    """Returns, by their ids, the components of an argument that replicas of a rank share.
-
-    They would be written once for each of them.
-    """
-    if isinstance(value, PerReplica):
-        return {} if layout.has_one_each else held_by_several(components)
-    if layout.has_one_each and not isinstance(value, Mirrored):
-        return {}
-    return {id(components[0]): components[0]}

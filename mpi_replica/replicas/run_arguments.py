@@ -1,0 +1,101 @@
+"""What replicas get as arguments of a run, and what several of a rank get as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+from ..core import nest
+from ..core.imported_libraries import imported_library
+from ..core.layout import Layout
+from ..core.values import Mirrored, PerReplica, component_of, read_only
+from .memory_of_replicas import held_by_several
+from .shared_generators import SharedGenerators, is_generator
+from .shared_objects import SharedObjects
+
+
+class RunArguments(NamedTuple):
+    """Those of the replicas of this rank."""
+
+    #: The id, args and kwargs of each.
+    of_replicas: Sequence[tuple[int, Sequence[Any], Mapping[str, Any]]]
+    #: What finds that a tensor of a `Mirrored` was written; None where there is none.
+    mirrored: Any = None
+    #: What finds what several replicas write, or draw from.
+    shared: Sequence[SharedObjects] = ()
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], layout: Layout) -> Self:
+        """Returns what the replicas of this rank get, where ``run`` gets these."""
+        ids = layout.local_replica_ids
+        if not args and not kwargs:
+            return cls([(i, (), kwargs) for i in ids])
+        leaves, structure = nest.flatten((tuple(args), dict(kwargs)))
+        components = [[component_of(leaf, i, layout.num_replicas) for i in ids] for leaf in leaves]
+        shared = [_shared(*of_leaf, layout) for of_leaf in zip(leaves, components, strict=True)]
+        of_replicas = []
+        for position, i in enumerate(ids):
+            own = [
+                read_only(mine[position]) if id(mine[position]) in several else mine[position]
+                for mine, several in zip(components, shared, strict=True)
+            ]
+            of_replicas.append((i, *nest.unflatten(structure, own)))
+        mirrored = [leaf.value if isinstance(leaf, Mirrored) else None for leaf in leaves]
+        return cls(
+            of_replicas,
+            shared_tensors("strategy.run", structure, mirrored),
+            _shared_objects(structure, leaves, shared) if len(ids) > 1 else (),
+        )
+
+
+def _shared(value: Any, components: Sequence[Any], layout: Layout) -> Mapping[int, Any]:
+    """Returns, by their ids, the components of an argument that replicas of a rank share.
+
+    They would be written once for each of them.
+    """
+    if isinstance(value, PerReplica):
+        return {} if layout.has_one_each else held_by_several(components)
+    if layout.has_one_each and not isinstance(value, Mirrored):
+        return {}
+    return {id(components[0]): components[0]}
+
+
+def _shared_objects(
+    structure: nest.Structure, leaves: Sequence[Any], shared: Sequence[Mapping[int, Any]]
+) -> list[SharedObjects]:
+    """Returns what finds what several replicas of a rank write, of torch, or draw from.
+
+    `shared` has, by their ids, what they share of each of the `leaves`; into a `Mirrored` none of
+    them may write.
+    """
+    places: list[int] = []
+    objects: list[Any] = []
+    for place, (leaf, of_leaf) in enumerate(zip(leaves, shared, strict=True)):
+        if not isinstance(leaf, Mirrored):
+            places += [place] * len(of_leaf)
+            objects += of_leaf.values()
+    torch = imported_library("torch")
+    kinds = () if torch is None else (torch.nn.Module, torch.Tensor)
+    found: list[SharedObjects] = []
+    if any(map(is_generator, objects)):
+        paths = nest.leaf_paths(structure)
+        found.append(SharedGenerators([paths[place] for place in places], objects))
+    if any([isinstance(one, kinds) for one in objects]):
+        from .torch_shared_state import SharedArguments  # torch is imported
+
+        paths = nest.leaf_paths(structure)
+        found.append(SharedArguments([paths[place] for place in places], objects))
+    return found
+
+
+def shared_tensors(call: str, structure: nest.Structure, leaves: Sequence[Any]) -> Any:
+    """Returns what finds tensors of torch that are written although replicas share them, or None.
+
+    `leaves` are those of the arguments of `call`, without those that replicas may write into.
+    """
+    torch = imported_library("torch")
+    if torch is None or not any([isinstance(leaf, torch.Tensor) for leaf in leaves]):
+        return None
+    from .torch_shared_state import SharedTensors  # torch is imported
+
+    return SharedTensors(call, nest.leaf_paths(structure), leaves)
