@@ -110,9 +110,9 @@ class ReplicaContext(Replica):
         CollectiveMismatchError
             Replicas are at different calls, or at one with another op; on every rank.
         TypeError
-            A leaf can't be reduced: SUM of bool, strings, dates, objects; it has a mask, a unit or
-            labels, which would be lost; a leaf of `out` has another dtype than its result; on every
-            rank.
+            A leaf can't be reduced: SUM of bool, MIN and MAX of long doubles, strings, dates,
+            objects; it has a mask, a unit or labels, which would be lost; a leaf of `out` has
+            another dtype than its result; on every rank.
         ValueError
             A leaf of `out` has another shape, is read-only, not C-contiguous, or shares memory with
             another leaf, or with the value, or another part of `out`, of another replica of the
