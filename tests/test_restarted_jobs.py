@@ -695,6 +695,24 @@ def test_a_rank_that_others_wait_for_in_the_start_of_mpi_is_told_with_its_place(
 
 
 @each_library
+def test_a_rank_that_ends_while_others_wait_for_it_in_the_start_of_mpi_ends_the_job(
+    library, tmp_path
+):
+    """As where rank 0 alone makes the strategy: no start after this one comes further."""
+    program = """
+    import mpi_replica as mr
+    if rank == 0:
+        mr.MPIStrategy()
+    """
+    done = call(library, "run", "-n", 2, written(tmp_path, program))
+    assert done.returncode == 1
+    assert re.search(r"rank 1 \(\S+, pid \d+\) has come to its end, and MPI can't", done.stderr)
+    assert "start without it on rank 0. Make the strategy on all ranks: the job" in done.stderr
+    assert "Start 2" not in done.stderr
+    assert "was lost" not in done.stderr
+
+
+@each_library
 def test_a_program_of_another_kind_runs_as_before_and_is_not_started_again(library, tmp_path):
     # It does not end before both have written: once in ten times MPICH's launcher breaks on ranks
     # that end while it is still about to start others.

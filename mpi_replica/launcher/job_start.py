@@ -241,6 +241,8 @@ class JobStart:
             seconds = _SECONDS_TO_END_PROCESSES if has_saved else _SECONDS_TO_END_OTHERS
             if now > max(ranks.failed_at, self._blocked_at) + seconds:
                 return f"{ranks.failed} has ended with status {status}, and others have not yet"
+        if left_alone := ranks.left_alone(now - _SECONDS_TO_BEGIN_ANYWAY):
+            return left_alone
         if ranks.lost and self._forwarded in _ENDING_SIGNALS and self.have_ranks_ended:
             if now < max(rank.ended_at or 0.0 for rank in ranks.lost) + _SECONDS_TO_END_CHILDREN:
                 return ""
@@ -300,6 +302,10 @@ class JobStart:
         if ranks is None:
             return Outcome(self._status(False), seconds)
         was_told_to_end = self._is_ended_by_signal(ranks)
+        left_alone = "" if was_told_to_end else ranks.left_alone(time.monotonic())
+        if left_alone:
+            self.ended_because = left_alone
+            return Outcome(1, seconds)
         loss = "" if was_told_to_end else self._loss(ranks)
         # What ranks write makes launchers end, Open MPI's with this status: it would the next one.
         if loss and self.launcher.returncode in (1, -signal.SIGPIPE) and is_output_unread():

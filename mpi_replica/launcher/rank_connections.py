@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.layout import numbers_text
 from ..ranks.launcher_connection import VARIABLE, keep_alive
 
 #: The exit status of a program which has saved at a signal, by CheckpointManager.exit_if_signalled.
@@ -234,6 +235,26 @@ class RankConnections:
         """Whether MPI has started on all ranks."""
         return len(self.ranks) == self.size and all(
             "mpi" in rank.facts for rank in self.ranks.values()
+        )
+
+    def left_alone(self, then: float) -> str:
+        """Returns on which ranks MPI never starts, since others had ended then; mostly empty."""
+        gone = [
+            rank
+            for rank in self.ranks.values()
+            if rank.facts.get("end") == "done" and "begins_mpi" not in rank.facts
+            if (rank.ended_at or math.inf) <= then
+        ]
+        waiting = [
+            rank.number
+            for rank in self.ranks.values()
+            if "begins_mpi" in rank.facts and "mpi" not in rank.facts
+        ]
+        if not gone or not waiting:
+            return ""
+        return (
+            f"{gone[0]} has come to its end, and MPI can't start without it on"
+            f" {numbers_text('rank', waiting)}. Make the strategy on all ranks"
         )
 
     def have_ended_well(self, is_elastic: bool) -> bool:
