@@ -35,7 +35,7 @@ def key_order(value: Any, structure: Structure) -> str:
         return own
     items = optree.tree_flatten_one_level(value, none_is_leaf=True, namespace=NAMESPACE)[0]
     orders = [own, *map(key_order, items, structure.children())]
-    return SORTED if all([order == SORTED for order in orders]) else ";".join(orders)
+    return SORTED if all([order == SORTED for order in orders]) else f"({';'.join(orders)})"
 
 
 def with_sorted_keys(value: Any, structure: Structure) -> Any:

@@ -367,7 +367,8 @@ class Run(SharedRun):
         if self.lent is not None:
             self.lent.give_back()
             self.lent = None  # of what replicas gave away while they were stopped, it knows still
-        del self.fn, self.mirrored, self.shared
+        del self.fn, self.mirrored
+        self.shared = ()  # a replica that is given up looks there
         if self.libraries.process_states is not None:
             self.libraries.process_states.enter(0)
             self.libraries.shared_state.forget_steps(self.strategy, self.ordinal)

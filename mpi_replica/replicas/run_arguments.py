@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from ..core import nest
+from ..core.array_libraries import library_of
 from ..core.imported_libraries import imported_library
 from ..core.layout import Layout
 from ..core.values import Mirrored, PerReplica, component_of, read_only
@@ -65,13 +66,13 @@ def _shared_objects(
 ) -> list[SharedObjects]:
     """Returns what finds what several replicas of a rank write, of torch, or draw from.
 
-    `shared` has, by their ids, what they share of each of the `leaves`; into a `Mirrored` none of
-    them may write.
+    `shared` has, by their ids, what they share of each of the `leaves`; the tensor of a `Mirrored`
+    none of them may write.
     """
     places: list[int] = []
     objects: list[Any] = []
     for place, (leaf, of_leaf) in enumerate(zip(leaves, shared, strict=True)):
-        if not isinstance(leaf, Mirrored):
+        if not isinstance(leaf, Mirrored) or library_of(leaf.value) is None:
             places += [place] * len(of_leaf)
             objects += of_leaf.values()
     torch = imported_library("torch")

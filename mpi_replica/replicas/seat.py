@@ -173,8 +173,10 @@ class Seat:
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
         run = self.run
         try:
-            for shared in run.shared:
-                shared.entered_by(self.replica_id)
+            if not run.is_alone:
+                sys.stdout, sys.stderr = run.outputs
+                for shared in run.shared:
+                    shared.entered_by(self.replica_id)
             if event_log.current is None or run.is_alone:  # alone its step is all of the run
                 self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
             else:
@@ -225,6 +227,8 @@ class Seat:
             self.refuse(run.doom)
         if call.error is not None and call.is_told:
             raise call.error
+        if not run.is_alone:
+            self._end_turn()
         call.replica_ids = self._ids
         self.call = call
         self.status = "waits"
@@ -250,6 +254,8 @@ class Seat:
         run = self.run
         if run.doom is not None:
             self.refuse(run.doom)
+        if not run.is_alone:
+            self._end_turn()
         call.replica_ids = self._ids
         self.call = call
         self.status = "waits"
@@ -271,17 +277,29 @@ class Seat:
         if self.status == "waits":
             self._wait()
 
-    def _wait(self) -> Any:
+    def _end_turn(self) -> None:
+        """Keeps what is this replica's own from those of the rank that go on now.
+
+        Raises
+        ------
+        ContextError
+            It has changed what another one has, or holds what another one would go through.
+        """
         libraries = self.run.libraries
-        states = libraries.process_states
+        held: Sequence[Any] = ()
+        if libraries.process_states is not None:
+            held = libraries.shared_state.held_modules(self.replica_id, self.run.seats)
+        for shared in self.run.shared:
+            shared.left_by(self.replica_id)
+        self.held = held
+        if libraries.process_states is not None:
+            libraries.process_states.leave(self.position)
+
+    def _wait(self) -> Any:
+        states = self.run.libraries.process_states
         outputs = sys.stdout, sys.stderr
         try:
             sys.stdout, sys.stderr = self.run.outputs
-            if states is not None:
-                states.leave(self.position)
-                self.held = libraries.shared_state.held_modules(self.replica_id, self.run.seats)
-            for shared in self.run.shared:
-                shared.left_by(self.replica_id)
             return self.worker.wait()
         finally:  # not by the hub: where a signal's handler raises there, this replica still waits
             call, self.call = self.call, None

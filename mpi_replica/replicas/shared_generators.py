@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,15 @@ def _state(generator: Any) -> Any:
         return state_of(generator)
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
-    if isinstance(generator, random.Random) and not isinstance(generator, random.SystemRandom):
-        return generator.getstate()
+    if isinstance(generator, np.random.BitGenerator):
+        return generator.state
+    if isinstance(generator, np.random.SeedSequence):
+        return generator.n_children_spawned
+    if isinstance(generator, random.Random):
+        try:
+            return generator.getstate()
+        except NotImplementedError:  # as of one that the system draws for
+            return None
     torch = imported_library("torch")
     if torch is not None and isinstance(generator, torch.Generator):
         return generator.get_state().numpy()
@@ -46,22 +53,20 @@ class SharedGenerators(SharedObjects):
     """
 
     def __init__(self, paths: Sequence[str], leaves: Sequence[Any]) -> None:
-        self._leaves = [
-            (path, leaf) for path, leaf in zip(paths, leaves, strict=True) if is_generator(leaf)
-        ]
-        super().__init__([leaf for _, leaf in self._leaves])
+        pairs = zip(paths, leaves, strict=True)
+        self._leaves = [(path, leaf) for path, leaf in pairs if is_generator(leaf)]
+        super().__init__()
 
     def entered_by(self, replica_id: int) -> None:
         """Does nothing: there is one state for all."""
 
-    def _versions_now(self) -> list[bytes]:
+    def _look(self) -> dict[Hashable, bytes]:
         # Bytes: the states of some hold arrays, which have no one truth value.
-        return [pickle.dumps(_state(generator)) for generator in self._objects]
+        return {path: pickle.dumps(_state(generator)) for path, generator in self._leaves}
 
-    def _error(self, changed: Any, replica_id: int, first: int) -> ContextError:
-        path = next(path for path, leaf in self._leaves if leaf is changed)
+    def _error(self, changed: Hashable, replica_id: int, first: int) -> ContextError:
         return ContextError(
-            f"replica {replica_id} has drawn from the generator in (args, kwargs){path} of"
+            f"replica {replica_id} has drawn from the generator in (args, kwargs){changed} of"
             f" strategy.run, from which replica {first} of the same rank has drawn already: they"
             " share it, so what each draws would depend on how many replicas a rank hosts. Draw"
             " from mr.get_replica_context().rng, or give each replica one of its own, as"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Hashable
 from typing import Any
 
 from ..core.exceptions import ContextError
@@ -13,28 +13,23 @@ class SharedObjects(abc.ABC):
     """Objects each of which one replica of a rank alone may change in a run, or a merge_fn.
 
     What several change depends on how many they are.
-
-    Parameters
-    ----------
-    objects : sequence
     """
 
-    def __init__(self, objects: Sequence[Any]) -> None:
-        self._objects = objects
-        self._changed_by: dict[int, int] = {}
-        self._versions = self._versions_now()
+    def __init__(self) -> None:
+        self._changed_by: dict[Hashable, int] = {}
+        self._seen = self._look()
 
     @abc.abstractmethod
-    def _versions_now(self) -> list[Any]:
+    def _look(self) -> dict[Hashable, Any]:
         """Returns what tells each object from itself after a change."""
 
     @abc.abstractmethod
-    def _error(self, changed: Any, replica_id: int, first: int) -> ContextError:
+    def _error(self, changed: Hashable, replica_id: int, first: int) -> ContextError:
         """Returns the error for one that a replica has changed, and before it the `first`."""
 
     def renew(self) -> None:
         """Takes all as they are now: a merge_fn may have changed them, once on each rank."""
-        self._versions = self._versions_now()
+        self._seen = self._look()
 
     @abc.abstractmethod
     def entered_by(self, replica_id: int) -> None:
@@ -48,12 +43,12 @@ class SharedObjects(abc.ABC):
         ContextError
             Another one has changed that in this run, too.
         """
-        before = self._versions
-        self._versions = self._versions_now()
-        if self._versions == before:
+        now, before = self._look(), self._seen
+        if now == before:
             return
-        for changed, one, other in zip(self._objects, before, self._versions, strict=True):
-            if one != other:
-                first = self._changed_by.setdefault(id(changed), replica_id)
+        for name in {**before, **now}:
+            if now.get(name) != before.get(name):
+                first = self._changed_by.setdefault(name, replica_id)
                 if first != replica_id:
-                    raise self._error(changed, replica_id, first)
+                    raise self._error(name, replica_id, first)
+        self._seen = now

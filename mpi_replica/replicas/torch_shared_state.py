@@ -10,9 +10,9 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import torch
 from torch.nn.utils import stateless
@@ -142,6 +142,9 @@ class SharedTensors:
                 )
 
 
+_Gradients: TypeAlias = list[tuple[torch.Tensor, torch.Tensor | None]]
+
+
 class SharedArguments(SharedObjects):
     """Modules and tensors: what several replicas of a rank write moves so often.
 
@@ -162,87 +165,124 @@ class SharedArguments(SharedObjects):
             for path, leaf in zip(paths, leaves, strict=True)
             if isinstance(leaf, (torch.nn.Module, torch.Tensor))
         ]
-        tensors = _tensors_of([leaf for _, leaf in self._leaves])
-        self._parameters = [one for one in tensors if not is_lazy(one) and one.is_leaf]
         #: What a replica begins with, what those have left that have begun, and the last of them.
         self._at_first = self._left = self._gradients()
-        self._gradients_of: dict[int, list[torch.Tensor | None]] = {}
         self._versions_left = _versions(self._left)
-        super().__init__([*tensors, *[one for one in self._at_first if one is not None]])
-
-    def _gradients(self) -> list[torch.Tensor | None]:
-        return [parameter.grad for parameter in self._parameters]
+        self._gradients_of: dict[int, _Gradients] = {}
+        super().__init__()
 
     def entered_by(self, replica_id: int) -> None:
-        gradients = self._gradients_of.get(replica_id, self._at_first)
-        for parameter, mine in zip(self._parameters, gradients, strict=True):
+        gradients = self._gradients_of.get(replica_id)
+        if gradients is None:
+            at_first = {id(parameter): gradient for parameter, gradient in self._at_first}
+            # Others may have come since: of a lazy module, say.
+            gradients = [(one, at_first.get(id(one))) for one, _ in self._gradients()]
+        for parameter, mine in gradients:
             if parameter.grad is not mine:
-                parameter.grad = mine
+                try:
+                    parameter.grad = mine
+                except RuntimeError:  # another replica has given the module another dtype
+                    parameter.grad = None if mine is None else mine.to(parameter)
 
     def left_by(self, replica_id: int) -> None:
+        super().left_by(replica_id)
         self._left = self._gradients_of[replica_id] = self._gradients()
         self._versions_left = _versions(self._left)
-        super().left_by(replica_id)
 
     def renew(self) -> None:
-        super().renew()
         now = self._gradients()
-        are_same = all([one is other for one, other in zip(now, self._left, strict=True)])
+        are_same = [id(one) for _, one in now] == [id(one) for _, one in self._left]
         if not are_same or _versions(now) != self._versions_left:
             self._at_first = now
             self._gradients_of.clear()
+        super().renew()
 
-    def _versions_now(self) -> list[int]:
-        try:
-            return [tensor._version for tensor in self._objects]
-        except RuntimeError:  # one made in inference mode has none
-            self._objects = [one for one in self._objects if is_lazy(one) or not one.is_inference()]
-            return [tensor._version for tensor in self._objects]
+    def _gradients(self) -> _Gradients:
+        """Returns those that there are now, with their parameters."""
+        tensors = self._tensors().values()
+        return [(one, one.grad) for one in tensors if not is_lazy(one) and one.is_leaf]
 
-    def _error(self, changed: torch.Tensor, replica_id: int, first: int) -> ContextError:
+    def _tensors(self) -> dict[Hashable, torch.Tensor]:
+        """Returns tensors, and parameters and buffers by their module and name.
+
+        As torch does in five times the time.
+        """
+        tensors: dict[Hashable, Any] = {}
+        waiting: list[Any] = []
+        for place, (_, leaf) in enumerate(self._leaves):
+            if isinstance(leaf, torch.Tensor):
+                tensors[place] = leaf
+            else:
+                waiting.append(leaf)
+        seen = set()
+        while waiting:
+            module = waiting.pop()
+            if module is not None and module not in seen:
+                seen.add(module)
+                for one in (module._parameters, module._buffers):
+                    tensors |= {(id(module), name): tensor for name, tensor in one.items()}
+                waiting += module._modules.values()
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    def _look(self) -> dict[Hashable, Any]:
+        tensors = self._tensors()
+        self._looked_at = tensors  # so that no other one gets the id of one of them
+        looks: dict[Hashable, Any] = {name: _look_at(one) for name, one in tensors.items()}
+        for _, gradient in self._at_first:  # all replicas add to it, where it is not cleared
+            if gradient is not None:
+                looks["gradient", id(gradient)] = gradient._version
+        return looks
+
+    def _error(self, changed: Hashable, replica_id: int, first: int) -> ContextError:
         return ContextError(
             f"replica {replica_id} has written {self._named(changed)} of strategy.run, in which"
             f" replica {first} of the same rank has written it already: they share it, so it would"
             f" be changed once for each replica of the rank. {_ADVICE}."
         )
 
-    def _named(self, tensor: torch.Tensor) -> str:
-        for path, leaf in self._leaves:
+    def _named(self, changed: Hashable) -> str:
+        for place, (path, leaf) in enumerate(self._leaves):
             where = f"in (args, kwargs){path}"
-            if leaf is tensor:
-                return f"the tensor {where}"
+            whats: list[tuple[Hashable, str, Any]]
             if isinstance(leaf, torch.Tensor):
-                continue
-            for kind, named in (
-                ("parameter", leaf.named_parameters()),
-                ("buffer", leaf.named_buffers()),
-            ):
-                for name, one in named:
-                    what = f"the {kind} {name!r} of the {type(leaf).__name__} {where}"
-                    if one is tensor:
-                        return what
-                    if not is_lazy(one) and one.is_leaf and one.grad is tensor:
+                whats = [(place, f"the tensor {where}", leaf)]
+            else:
+                whats = [
+                    (
+                        (id(module), name),
+                        f"the {kind} {f'{prefix}.{name}'.lstrip('.')!r} of the"
+                        f" {type(leaf).__name__} {where}",
+                        one,
+                    )
+                    for prefix, module in leaf.named_modules()
+                    for kind, of_kind in (
+                        ("parameter", module._parameters),
+                        ("buffer", module._buffers),
+                    )
+                    for name, one in of_kind.items()
+                ]
+            for name, what, one in whats:
+                if name == changed:
+                    return what
+                if one is not None and not is_lazy(one) and one.is_leaf:
+                    if ("gradient", id(one.grad)) == changed:
                         return f"the gradient of {what}"
         return "a parameter or buffer that a module in (args, kwargs) had"
 
 
-def _versions(gradients: Sequence[torch.Tensor | None]) -> list[int | None]:
-    return [None if one is None else one._version for one in gradients]
+def _versions(gradients: _Gradients) -> list[int | None]:
+    return [None if one is None else one._version for _, one in gradients]
 
 
-def _tensors_of(leaves: Sequence[torch.nn.Module | torch.Tensor]) -> list[torch.Tensor]:
-    """Returns tensors, and parameters and buffers, as torch does in five times the time."""
-    tensors: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    waiting: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
-    seen = set()
-    while waiting:
-        module = waiting.pop()
-        if module is not None and module not in seen:
-            seen.add(module)
-            tensors += module._parameters.values()
-            tensors += module._buffers.values()
-            waiting += module._modules.values()
-    return [tensor for tensor in tensors if tensor is not None]
+def _look_at(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Returns which tensor it is, how often it was written, and where its values are."""
+    if is_lazy(tensor):
+        return (id(tensor),)
+    version = 0 if tensor.is_inference() else tensor._version  # those of inference mode have none
+    try:
+        return id(tensor), version, tensor.data_ptr()
+    except RuntimeError:  # a sparse one, say
+        return id(tensor), version
 
 
 #: The ids of the code of functions that call a module with other weights, and put its own back.

@@ -129,3 +129,20 @@ def test_a_loop_over_an_argument_of_merge_fn_adds_up_what_belongs_together(strat
     sums = {"loss": number, "steps": 10 * number, "a": 3 * number, "b": 2 * number}
     local = strategy.experimental_local_results(strategy.run(step))
     assert gathered([one for one in local if one != sums]) == [[]] * len(gathered(0))
+
+
+def test_lists_of_dicts_in_several_orders_are_told_apart(strategy):
+    """Written without brackets these two had one text."""
+
+    def filled(is_turned):
+        return {"b": 100.0, "a": 1.0} if is_turned else {"a": 1.0, "b": 100.0}
+
+    def step():
+        is_first = mr.get_replica_context().replica_id_in_sync_group == 0
+        return [[filled(False), filled(is_first)], [filled(not is_first), filled(False)]]
+
+    count = strategy.num_replicas_in_sync
+    for row in strategy.run(step):
+        for found in row:
+            sums = {key: strategy.reduce("SUM", value, None) for key, value in found.items()}
+            assert sums == {"a": count, "b": 100.0 * count}

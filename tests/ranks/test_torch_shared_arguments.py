@@ -11,6 +11,7 @@ from everywhere import (
     check_works,
     gathered,
     holds_everywhere,
+    needs_two_replicas,
     raises_everywhere,
     shares_ranks,
 )
@@ -75,6 +76,18 @@ def add_one(tensor):
     tensor += 1.0
 
 
+def replace_parameter(model):
+    model.weight = torch.nn.Parameter(model.weight.detach() + 1.0)
+
+
+def replace_values(model):
+    model.weight.data = model.weight.data + 1.0
+
+
+def replace_buffer(model):
+    model.running_mean = model.running_mean + 1.0
+
+
 # How a module or tensor is made, what a step does with it, and what of it is written first.
 WRITES = {
     "an average": (averaged, average, "the buffer 'n_averaged' of the AveragedModel"),
@@ -82,6 +95,9 @@ WRITES = {
     "behind a collective": (plain, move_behind_a_collective, "the parameter 'bias' of the Linear"),
     "a counter": (lambda: network()[1], count, "the buffer 'num_batches_tracked' of the BatchNo"),
     "statistics": (network, normalize, "the buffer '1.num_batches_tracked'"),
+    "another parameter": (plain, replace_parameter, "the parameter 'weight' of the Linear"),
+    "other values": (plain, replace_values, "the parameter 'weight' of the Linear"),
+    "another buffer": (lambda: network()[1], replace_buffer, "the buffer 'running_mean' of the"),
     "a tensor": (zeros, add_one, "the tensor in (args, kwargs)"),
     "a lazy one": (lazy, normalize, "the buffer '1.num_batches_tracked'"),
 }
@@ -103,6 +119,16 @@ def test_a_module_in_args_that_several_replicas_of_a_rank_write_is_an_error_on_a
         assert "in (args, kwargs)[0][0]['net'][0] of strategy.run" in str(error)
         assert "strategy.experimental_distribute_values_from_function" in str(error)
         raises_everywhere(ContextError, lambda: strategy.run(step, kwargs={"given": given}))
+    check_works(strategy)
+
+
+def test_a_module_in_a_mirrored_is_shared_like_any_other(strategy):
+    models = mr.Mirrored(plain())
+    if not shares_ranks(strategy):
+        strategy.run(move_by_hand, args=(models,))
+    else:
+        error = raises_everywhere(ContextError, lambda: strategy.run(move_by_hand, args=(models,)))
+        assert "the parameter 'weight' of the Linear" in str(error)
     check_works(strategy)
 
 
@@ -211,6 +237,61 @@ def test_what_a_merge_fn_has_put_into_gradients_all_replicas_find(strategy):
 
     found = strategy.experimental_local_results(strategy.run(step, args=(shared,)))
     holds_everywhere(lambda: check_equal(list(found), [[[3.0] * 2] * 2] * len(found)))
+
+
+def test_gradients_of_a_lazy_module_are_those_of_each_replica(strategy):
+    shared = torch.nn.LazyLinear(2)
+
+    def step(model):
+        torch.manual_seed(0)
+        model(rows_of(replica_id())).sum().backward()
+        return model.weight.grad.tolist()
+
+    found = strategy.experimental_local_results(strategy.run(step, args=(shared,)))
+    alone = [[rows_of(i).sum(0).tolist()] * 2 for i in strategy.local_replica_ids]
+    holds_everywhere(lambda: check_equal(list(found), alone))
+
+
+def test_gradients_of_a_merge_fn_that_several_replicas_change_in_place_are_an_error(strategy):
+    shared = plain()
+
+    def merge_fn(strategy):
+        shared.weight.grad = torch.ones_like(shared.weight)
+
+    def step(model):
+        mr.get_replica_context().merge_call(merge_fn)
+        model.weight.grad.mul_(0.5)
+        return model.weight.grad.tolist()
+
+    if shares_ranks(strategy):
+        error = raises_everywhere(ContextError, lambda: strategy.run(step, args=(shared,)))
+        assert "the gradient of the parameter 'weight' of the Linear" in str(error)
+    else:
+        (found,) = strategy.experimental_local_results(strategy.run(step, args=(shared,)))
+        holds_everywhere(lambda: check_equal(found, [[0.5, 0.5], [0.5, 0.5]]))
+    check_works(strategy)
+
+
+def test_an_error_of_what_is_shared_that_a_step_catches_leaves_its_gradients(strategy):
+    needs_two_replicas(strategy)
+    shared, generator = plain(), torch.Generator().manual_seed(0)
+    found = []
+
+    def step(model, generator):
+        model(rows_of(replica_id())).pow(2).sum().backward()
+        torch.rand(1, generator=generator)
+        try:
+            mr.get_replica_context().all_reduce("SUM", 1.0)
+        finally:
+            found.append((replica_id(), model.weight.grad.tolist()))
+
+    if shares_ranks(strategy):
+        raises_everywhere(ContextError, lambda: strategy.run(step, args=(shared, generator)))
+    else:
+        strategy.run(step, args=(shared, generator))
+    holds_everywhere(lambda: check_equal(found, [(i, gradient_alone(i)) for i, _ in found]))
+    assert found
+    check_works(strategy)
 
 
 def test_gradients_to_which_several_replicas_add_over_runs_are_an_error_on_all(strategy):

@@ -547,6 +547,13 @@ GENERATORS = {
 }
 
 
+class OwnGenerator(random.Random):
+    """Of a program: where it stands can't be asked for."""
+
+    def getstate(self):
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize("kind", GENERATORS)
 @pytest.mark.parametrize("between", [False, True], ids=["at once", "over a collective"])
 def test_a_generator_in_args_that_replicas_of_a_rank_draw_from_is_an_error_there(
@@ -571,6 +578,11 @@ def test_a_generator_in_args_that_replicas_of_a_rank_draw_from_is_an_error_there
     else:
         strategy.run(step, args=({"rng": rng},))  # each rank has its own
     check_works(strategy)
+
+
+def test_a_generator_that_does_not_tell_where_it_stands_may_be_given(strategy):
+    found = strategy.run(lambda rng: rng.random() < 1.0, args=(OwnGenerator(1),))
+    assert all(local(strategy, found))
 
 
 def test_a_generator_in_args_may_be_drawn_from_by_one_replica_or_a_merge_fn(strategy):
