@@ -119,8 +119,8 @@ class MergeCall(Call):
         self.packed: Packed = [], b""
         if engine.layout.size > 1:
             self.packed = self._told_where(pack)
-        elif not is_plain:  # a program is right on one rank as on several
-            self._told_where(require_packable)
+        elif not is_plain or any(map(_holds_objects, self.leaves)):
+            self._told_where(require_packable)  # a program is right on one rank as on several
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
     @property
@@ -211,6 +211,10 @@ class MergeCall(Call):
             if value is not None:
                 return PerReplica(values)
         return None
+
+
+def _holds_objects(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype.hasobject
 
 
 def _common_order(calls: Sequence[MergeCall]) -> str | None:

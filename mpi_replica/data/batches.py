@@ -63,25 +63,29 @@ def cut(
 ) -> tuple[int, list[Any]]:
     """Returns the number of rows of a batch, and the parts of them that are wanted.
 
-    A step that writes into them writes into nothing of the program: arrays of numpy refuse it
-    where they are of the program (see `is_of_program`), and rows of tensors, which can't, are
-    copies.
+    A step that writes into them writes into nothing of the program: where they are of that, arrays
+    of numpy refuse it, and rows of tensors, which can't, are copies.
     """
+    arrays, structure = nest.flatten(arrays_of(batch))
+    rows = arrays[0].shape[0] if arrays else 0
+    slices = wanted(rows)
+    of_leaves = []
+    for array, is_of_program in zip(
+        arrays, _are_of_program(batch, arrays, is_kept=is_kept), strict=True
+    ):
+        parts = parts_of(array, slices)
+        of_leaves.append(list(map(_not_to_write, parts)) if is_of_program else parts)
+    of_parts = zip(*of_leaves, strict=True) if of_leaves else [()] * len(slices)
+    return rows, [nest.unflatten(structure, part) for part in of_parts]
 
-    def lent(array: Any) -> Any:
-        if is_of_program(array, is_kept=is_kept):
-            array = array[...]
-            array.flags.writeable = False
-        return array
 
-    def apart(rows: Any) -> Any:
-        return rows if isinstance(rows, np.ndarray) else copy_of(rows)
-
-    arrays = nest.map_structure(lent, arrays_of(batch))
-    leaves, _ = nest.flatten(arrays)
-    rows = leaves[0].shape[0] if leaves else 0
-    parts = parts_of(arrays, wanted(rows))
-    return rows, nest.map_structure(apart, parts) if is_kept else parts
+def _not_to_write(rows: Any) -> Any:
+    """Returns rows of the program's own array, through which that is not written."""
+    if not isinstance(rows, np.ndarray):
+        return copy_of(rows)
+    rows = rows[...]
+    rows.flags.writeable = False
+    return rows
 
 
 def kept_batch(batch: Any) -> Any:
@@ -94,19 +98,26 @@ def keeps_batches(source: Any) -> bool:
     return isinstance(source, (Sequence, np.ndarray, itertools.repeat, itertools.cycle))
 
 
-def is_of_program(array: Any, *, is_kept: bool) -> bool:
-    """Returns whether writing into an array of a batch would write into data of the program.
+def _are_of_program(batch: Any, arrays: Sequence[Any], *, is_kept: bool) -> list[bool]:
+    """Returns for each leaf whether writing into its array would write into the program's data.
 
     `is_kept` is what `keeps_batches` tells of its source. Others give views of what they keep.
     """
-    return isinstance(array, np.ndarray) and (is_kept or array.base is not None)
+    leaves, _ = nest.flatten(batch)  # a tensor of which values were taken tells no more
+    bases = [
+        array.base if isinstance(array, np.ndarray) else getattr(leaf, "_base", None)
+        for leaf, array in zip(leaves, arrays, strict=True)
+    ]
+    return [is_kept or base is not None for base in bases]
 
 
 def apart_from_program(batch: Any, *, is_kept: bool) -> Any:
     """Returns a batch with copies of the arrays that are of the program."""
-    return nest.map_structure(
-        lambda array: array.copy() if is_of_program(array, is_kept=is_kept) else array,
-        arrays_of(batch),
+    arrays, structure = nest.flatten(arrays_of(batch))
+    are_of_program = _are_of_program(batch, arrays, is_kept=is_kept)
+    return nest.unflatten(
+        structure,
+        [copy_of(x) if y else x for x, y in zip(arrays, are_of_program, strict=True)],
     )
 
 

@@ -98,10 +98,10 @@ class LentArrays:
         for position, leaf in enumerate(leaves):
             arrays = (leaf.values, leaf.indices) if type(leaf) is IndexedSlices else (leaf,)
             for array in arrays:
-                if type(array) is np.ndarray and (flags := array.flags).writeable:
+                if isinstance(array, np.ndarray) and (flags := array.flags).writeable:
                     if flags.owndata:
+                        self._owners.append(array)  # first: Ctrl-C may come between the two
                         array.setflags(write=False)  # in a third of the time of flags.writeable
-                        self._owners.append(array)
                     elif not self._has_taken(array) and array.dtype.names is None:
                         # Between fields there may be anything.
                         self._looks.append((lender, position, _Sample.of(array)))

@@ -176,10 +176,21 @@ def test_what_is_read_ahead_in_inference_mode_can_be_trained_with_after_it(strat
     check_works(strategy)
 
 
-def test_a_step_that_writes_into_its_rows_of_a_list_of_batches_changes_none_of_them(strategy):
+class Parts:
+    """An iterable of parts of what it keeps, as programs have their own."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        return (batch[:, ...] for batch in self._batches)
+
+
+@pytest.mark.parametrize("source", [list, Parts])
+def test_a_step_that_writes_into_its_rows_of_tensors_changes_none_of_the_program(strategy, source):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     batches = in_lists(torch.from_numpy(ROWS.copy()))
-    distributed = strategy.experimental_distribute_dataset(batches)
+    distributed = strategy.experimental_distribute_dataset(source(batches))
 
     def step(rows):
         rows.mul_(2)
@@ -190,3 +201,22 @@ def test_a_step_that_writes_into_its_rows_of_a_list_of_batches_changes_none_of_t
             doubled = strategy.gather(strategy.run(step, args=(batch,)), axis=0)
             np.testing.assert_array_equal(doubled, 2 * rows)
     np.testing.assert_array_equal(torch.cat(batches), ROWS)
+
+
+@pytest.mark.parametrize("source", [list, Parts])
+def test_nor_does_one_that_writes_into_its_own_input_of_tensors(strategy, source):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    per_replica = mr.InputReplicationMode.PER_REPLICA
+    options = mr.InputOptions(experimental_replication_mode=per_replica)
+    distributed = strategy.distribute_datasets_from_function(
+        lambda context: source([torch.ones(2, 1), torch.ones(1, 1)]), options
+    )
+
+    def step(rows):
+        rows.mul_(2)
+        return rows.sum().item()
+
+    for _ in range(2):
+        found = [strategy.run(step, args=(batch,)) for batch in distributed]
+        for sums, expected in zip(found, (4.0, 2.0), strict=True):
+            assert set(strategy.experimental_local_results(sums)) == {expected}

@@ -102,6 +102,26 @@ def test_a_part_of_a_buffer_is_none_either(strategy, part, size):
     check_works(strategy)
 
 
+class Own(np.ndarray):
+    """As `numpy.memmap` is one."""
+
+
+def test_nor_is_an_array_of_a_class_of_its_own(strategy):
+    buffer = np.zeros(3).view(Own)
+
+    def step():
+        buffer[:] = my_id() + 1.0
+        return sum_of(buffer)
+
+    if shares_ranks(strategy):
+        error = raises_everywhere(ValueError, lambda: strategy.run(step))
+        assert ADVICE in "".join(error.__notes__)
+    else:
+        strategy.run(step)
+    buffer[:] = 0.0
+    check_works(strategy)
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_nor_is_a_buffer_that_they_return(strategy, part):
     buffer = np.zeros(3)

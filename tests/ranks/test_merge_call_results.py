@@ -330,6 +330,16 @@ def test_an_object_that_can_not_travel_is_told_with_its_place_on_every_layout(st
     check_works(strategy)
 
 
+def test_an_array_of_objects_that_can_not_travel_is_told_on_every_layout(strategy):
+    def step():
+        value = np.array([lambda: 1], object)
+        return mr.get_replica_context().merge_call(lambda s, x: 1, (value,))
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    assert "merge_call got ndarray for value[0][0], which can't travel" in str(error)
+    check_works(strategy)
+
+
 class ReadError(Exception):
     """As programs have them: pickle makes it anew with one argument."""
 
