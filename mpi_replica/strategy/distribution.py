@@ -9,6 +9,7 @@ from ..collectives.barrier import BarrierCall
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import called_for, require_cross_replica
+from ..core.key_order import with_sorted_keys
 from ..core.options import InputOptions
 from ..core.values import per_replica
 from ..data import DistributedDataset, DistributedIterator, InputContext, ValueContext
@@ -83,6 +84,8 @@ class Distribution(StrategyBase):
                 lambda values: per_replica(values[: len(ids)], layout),
                 kind,
             )
+            # Replicas may fill dicts in several orders: this one is the same on all ranks.
+            made = with_sorted_keys(made, nest.flatten(made)[1])
         except Exception as error:
             self.engine.share(kind, error, since)
         if not self.engine.is_spare:

@@ -146,3 +146,14 @@ def test_lists_of_dicts_in_several_orders_are_told_apart(strategy):
         for found in row:
             sums = {key: strategy.reduce("SUM", value, None) for key, value in found.items()}
             assert sums == {"a": count, "b": 100.0 * count}
+
+
+def test_a_loop_over_what_a_value_fn_has_made_adds_up_what_belongs_together(strategy):
+    def value_fn(context):
+        filled = {"b": 100.0, "a": 1.0}
+        return filled if context.replica_id_in_sync_group % 2 else dict(reversed(filled.items()))
+
+    made = strategy.experimental_distribute_values_from_function(value_fn)
+    sums = {key: strategy.reduce("SUM", value, None) for key, value in made.items()}
+    count = strategy.num_replicas_in_sync
+    assert sums == {"a": count, "b": 100.0 * count}
