@@ -112,7 +112,7 @@ class PerReplica(DistributedValues):
     }
     """
 
-    __slots__ = ("__weakref__", "_era", "_num_replicas", "_replica_ids", "_values")
+    __slots__ = ("__weakref__", "_are_rows", "_era", "_num_replicas", "_replica_ids", "_values")
 
     __array_ufunc__: Any = _NoUfuncs()
 
@@ -133,6 +133,7 @@ class PerReplica(DistributedValues):
         self._replica_ids = tuple(range(count)) if replica_ids is None else tuple(replica_ids)
         self._num_replicas = count if num_replicas is None else num_replicas
         self._era = _FOR_EVER
+        self._are_rows = False
         if len(self._replica_ids) != count:
             raise ValueError(
                 f"PerReplica got {count} components for the {len(self._replica_ids)} replica ids"
@@ -486,7 +487,7 @@ class Mirrored(ActsAsValue):
         return getattr(ufunc, method)(*plain, **kwargs)
 
 
-def per_replica(values: Sequence[Any], layout: Layout) -> PerReplica:
+def per_replica(values: Sequence[Any], layout: Layout, *, are_rows: bool = False) -> PerReplica:
     """Returns the components of this rank's replicas; an error once these have moved.
 
     Parameters
@@ -495,10 +496,17 @@ def per_replica(values: Sequence[Any], layout: Layout) -> PerReplica:
         In the order of the replica ids.
     layout : Layout
         That of the strategy.
+    are_rows : bool
+        Whether they are those of a dataset: no two of them share memory, if they are two objects.
     """
     made = PerReplica(values, layout.local_replica_ids, layout.num_replicas)
-    made._era = layout.era
+    made._era, made._are_rows = layout.era, are_rows
     return made
+
+
+def are_known_apart(value: PerReplica) -> bool:
+    """Returns whether no two components share memory, without a look at that."""
+    return value._are_rows and len({*map(id, value.values)}) == len(value.values)
 
 
 def component_of(value: Any, replica_id: int, num_replicas: int) -> Any:

@@ -63,7 +63,10 @@ class DistributedDataset:
 
     def __len__(self) -> int:
         if self._input.length < 0:
-            raise TypeError("the length of this distributed dataset is infinite, or not known, as of all that is no mr.data.Dataset.")
+            raise TypeError(
+                "the length of this distributed dataset is infinite, or not known, as that of all"
+                " that is no mr.data.Dataset."
+            )
         return self._input.length
 
     def __bool__(self) -> bool:

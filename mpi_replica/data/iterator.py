@@ -289,7 +289,9 @@ class DistributedIterator:
         self._place.steps += 1
         layout = self._engine.layout
         return nest.transposed(
-            values, lambda column: per_replica(column, layout), "a distributed dataset"
+            values,
+            lambda column: per_replica(column, layout, are_rows=True),
+            "a distributed dataset",
         )
 
     def get_next(self) -> Any:

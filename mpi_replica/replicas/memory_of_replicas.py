@@ -113,13 +113,13 @@ def held_by_several(components: Sequence[Any]) -> dict[int, Any]:
 
     Of very many whose bounds cross, as those of columns, not all pairs are looked at.
     """
+    if len({*map(id, components)}) == len(components) and are_apart(components):
+        return {}
     by_id = {id(component): component for component in components}
     several = {}
     if len(by_id) < len(components):
         counts = Counter(map(id, components))
         several = {name: one for name, one in by_id.items() if counts[name] > 1}
-    if are_apart(by_id.values()):
-        return several
     extents = [(*extent, name) for name, one in by_id.items() for extent in extents_of(one)]
     extents.sort(key=operator.itemgetter(0, 1))
     for position, (_, end, value, name) in enumerate(extents, 1):

@@ -76,7 +76,7 @@ class Run(SharedRun):
         self.lent = None if self.is_alone else LentArrays()
         #: Where what is printed goes. One that has redirected it, in a ``with`` over a collective,
         #: has that for itself: each would put back what another one has set, in the order of ids.
-        self.outputs = sys.stdout, sys.stderr
+        self.stdout, self.stderr = sys.stdout, sys.stderr
         #: Whether all ranks have agreed that it has ended.
         self._end_is_agreed = False
         #: Whether a merge_fn runs, or has failed.
@@ -88,6 +88,7 @@ class Run(SharedRun):
             strategy.num_replicas_in_sync,
             asks_for_threads=strategy.replica_threads,
         )
+        self.takes_turns = bool(self.shared) or self.libraries.process_states is not None
         #: What performs the calls. No greenlet where there are threads: objects that outlive a
         #: thread and know a greenlet of it crash the garbage collector (greenlet 3.5).
         self._hub = threading.current_thread() if self.libraries.has_threads else getcurrent()

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Self
 
 from ..core import nest
 from ..core.array_libraries import library_of
+from ..core.array_ways import COMMON_TYPES
 from ..core.imported_libraries import imported_library
 from ..core.layout import Layout
-from ..core.values import Mirrored, PerReplica, component_of, read_only
+from ..core.values import Mirrored, PerReplica, are_known_apart, component_of, read_only
 from .memory_of_replicas import held_by_several
 from .shared_generators import SharedGenerators, is_generator
 from .shared_objects import SharedObjects
@@ -34,13 +35,15 @@ class RunArguments(NamedTuple):
         leaves, structure = nest.flatten((tuple(args), dict(kwargs)))
         components = [[component_of(leaf, i, layout.num_replicas) for i in ids] for leaf in leaves]
         shared = [_shared(*of_leaf, layout) for of_leaf in zip(leaves, components, strict=True)]
-        of_replicas = []
-        for position, i in enumerate(ids):
-            own = [
-                read_only(mine[position]) if id(mine[position]) in several else mine[position]
+        if any(shared):
+            components = [
+                [read_only(one) if id(one) in several else one for one in mine]
                 for mine, several in zip(components, shared, strict=True)
             ]
-            of_replicas.append((i, *nest.unflatten(structure, own)))
+        own = zip(*components, strict=True) if leaves else [()] * len(ids)
+        of_replicas = [
+            (i, *nest.unflatten(structure, mine)) for i, mine in zip(ids, own, strict=True)
+        ]
         mirrored = [leaf.value if isinstance(leaf, Mirrored) else None for leaf in leaves]
         return cls(
             of_replicas,
@@ -55,7 +58,8 @@ def _shared(value: Any, components: Sequence[Any], layout: Layout) -> Mapping[in
     They would be written once for each of them.
     """
     if isinstance(value, PerReplica):
-        return {} if layout.has_one_each else held_by_several(components)
+        is_apart = layout.has_one_each or are_known_apart(value)
+        return {} if is_apart else held_by_several(components)
     if layout.has_one_each and not isinstance(value, Mirrored):
         return {}
     return {id(components[0]): components[0]}
@@ -75,6 +79,8 @@ def _shared_objects(
         if not isinstance(leaf, Mirrored) or library_of(leaf.value) is None:
             places += [place] * len(of_leaf)
             objects += of_leaf.values()
+    if COMMON_TYPES.issuperset(map(type, objects)):  # arrays of numpy are read-only
+        return []
     torch = imported_library("torch")
     kinds = () if torch is None else (torch.nn.Module, torch.Tensor)
     found: list[SharedObjects] = []

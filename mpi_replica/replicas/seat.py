@@ -61,8 +61,11 @@ class SharedRun(CurrentRun):
     #: What finds changes of what several replicas of this rank share: modules and tensors of torch,
     #: generators.
     shared: Sequence[SharedObjects]
+    #: Whether its replicas have things of their own in the same places, while they take turns.
+    takes_turns: bool
     #: Standard output and error where it began.
-    outputs: tuple[Any, Any]
+    stdout: Any
+    stderr: Any
     seats: Sequence[Seat]
 
     def stop_error(self, doom: BaseException) -> BaseException:
@@ -173,10 +176,9 @@ class Seat:
         swap_state(context.state)  # in a context of the replica's own, which is thrown away
         run = self.run
         try:
-            if not run.is_alone:
-                sys.stdout, sys.stderr = run.outputs
-                for shared in run.shared:
-                    shared.entered_by(self.replica_id)
+            sys.stdout, sys.stderr = run.stdout, run.stderr
+            for shared in run.shared:
+                shared.entered_by(self.replica_id)
             if event_log.current is None or run.is_alone:  # alone its step is all of the run
                 self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
             else:
@@ -227,7 +229,7 @@ class Seat:
             self.refuse(run.doom)
         if call.error is not None and call.is_told:
             raise call.error
-        if not run.is_alone:
+        if run.takes_turns:
             self._end_turn()
         call.replica_ids = self._ids
         self.call = call
@@ -254,7 +256,7 @@ class Seat:
         run = self.run
         if run.doom is not None:
             self.refuse(run.doom)
-        if not run.is_alone:
+        if run.takes_turns:
             self._end_turn()
         call.replica_ids = self._ids
         self.call = call
@@ -295,23 +297,30 @@ class Seat:
         if libraries.process_states is not None:
             libraries.process_states.leave(self.position)
 
-    def _wait(self) -> Any:
+    def _begin_turn(self) -> None:
+        """Puts back what is this replica's own."""
         states = self.run.libraries.process_states
-        outputs = sys.stdout, sys.stderr
+        if states is not None:
+            self.held = ()
+            states.enter(self.position)
+        for shared in self.run.shared:
+            shared.entered_by(self.replica_id)
+
+    def _wait(self) -> Any:
+        run, out, err = self.run, sys.stdout, sys.stderr
         try:
-            sys.stdout, sys.stderr = self.run.outputs
+            if out is not run.stdout or err is not run.stderr:
+                sys.stdout, sys.stderr = run.stdout, run.stderr
             return self.worker.wait()
         finally:  # not by the hub: where a signal's handler raises there, this replica still waits
             call, self.call = self.call, None
             self.status = "runs"
-            sys.stdout, sys.stderr = outputs
+            if sys.stdout is not out or sys.stderr is not err:
+                sys.stdout, sys.stderr = out, err
             if call is not None and call.error is not None:
                 let_go(call.error)
-            if states is not None:
-                self.held = ()
-                states.enter(self.position)
-            for shared in self.run.shared:
-                shared.entered_by(self.replica_id)
+            if run.takes_turns:
+                self._begin_turn()
 
     def check_devices(self, devices: Sequence[Any]) -> None:
         """Raises where a function on these devices of JAX would be in the way of other replicas."""
