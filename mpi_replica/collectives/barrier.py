@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..core import nest
 from ..core.options import CommunicationOptions
 from .agreement.call import Call
+from .agreement.group import Group
 from .agreement.site import CallSite, FunctionIdentity
 
 
@@ -42,3 +45,24 @@ class BarrierCall(Call):
             self.structure = structure
         if not is_anywhere:
             self.identify((detail, function and function.digest, nest.key(self.structure)))
+
+
+class ComparingBarrier(BarrierCall):
+    """A barrier whose result is whether all ranks have told the same few bytes."""
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        kind: str,
+        told: bytes,
+        structure: nest.Structure,
+    ) -> None:
+        super().__init__(site, options, kind, structure=structure)
+        self._told = told
+
+    def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
+        return self._told, None
+
+    def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> bool:
+        return all([one == self._told for one in group.sizes.payloads()])

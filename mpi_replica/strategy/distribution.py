@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..collectives.barrier import BarrierCall
+from ..collectives.barrier import BarrierCall, ComparingBarrier
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import called_for, require_cross_replica
-from ..core.key_order import with_sorted_keys
+from ..core.digests import digest_of
+from ..core.key_order import key_order, with_sorted_keys
 from ..core.options import InputOptions
 from ..core.values import per_replica
 from ..data import DistributedDataset, DistributedIterator, InputContext, ValueContext
@@ -84,15 +85,16 @@ class Distribution(StrategyBase):
                 lambda values: per_replica(values[: len(ids)], layout),
                 kind,
             )
-            # Replicas may fill dicts in several orders: this one is the same on all ranks.
-            made = with_sorted_keys(made, nest.flatten(made)[1])
         except Exception as error:
             self.engine.share(kind, error, since)
         if not self.engine.is_spare:
             # Of `made` it has other leaves where static fields of containers differ.
-            structure = nest.flatten(rows[0])[1]
-            call = self.engine.make(kind, None, BarrierCall, kind, structure=structure)
-            self.engine.cross_replica(call)
+            structures = [nest.flatten(row)[1] for row in rows]
+            orders = set(map(key_order, rows, structures))
+            told = digest_of(sorted(orders)).to_bytes(8)
+            call = self.engine.make(kind, None, ComparingBarrier, kind, told, structures[0])
+            if not self.engine.cross_replica(call) or len(orders) > 1:
+                made = with_sorted_keys(made, nest.flatten(made)[1])
         return made
 
     def experimental_distribute_dataset(
