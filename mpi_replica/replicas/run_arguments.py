@@ -24,7 +24,7 @@ class RunArguments(NamedTuple):
     #: What finds that a tensor of a `Mirrored` was written; None where there is none.
     mirrored: Any = None
     #: What finds what several replicas write, or draw from.
-    shared: Sequence[SharedObjects] = ()
+    shared: Sequence[SharedObjects[Any]] = ()
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], layout: Layout) -> Self:
@@ -67,7 +67,7 @@ def _shared(value: Any, components: Sequence[Any], layout: Layout) -> Mapping[in
 
 def _shared_objects(
     structure: nest.Structure, leaves: Sequence[Any], shared: Sequence[Mapping[int, Any]]
-) -> list[SharedObjects]:
+) -> list[SharedObjects[Any]]:
     """Returns what finds what several replicas of a rank write, of torch, or draw from.
 
     `shared` has, by their ids, what they share of each of the `leaves`; the tensor of a `Mirrored`
@@ -83,7 +83,7 @@ def _shared_objects(
         return []
     torch = imported_library("torch")
     kinds = () if torch is None else (torch.nn.Module, torch.Tensor)
-    found: list[SharedObjects] = []
+    found: list[SharedObjects[Any]] = []
     if any(map(is_generator, objects)):
         paths = nest.leaf_paths(structure)
         found.append(SharedGenerators([paths[place] for place in places], objects))

@@ -60,7 +60,7 @@ class SharedRun(CurrentRun):
     mirrored: Any
     #: What finds changes of what several replicas of this rank share: modules and tensors of torch,
     #: generators.
-    shared: Sequence[SharedObjects]
+    shared: Sequence[SharedObjects[Any]]
     #: Whether its replicas have things of their own in the same places, while they take turns.
     takes_turns: bool
     #: Standard output and error where it began.

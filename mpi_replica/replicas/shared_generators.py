@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ def is_generator(leaf: Any) -> bool:
     return _state(leaf) is not None
 
 
-class SharedGenerators(SharedObjects):
+class SharedGenerators(SharedObjects[int]):
     """Generators of numpy, Python or torch: what each replica draws would depend on how many draw.
 
     Parameters
@@ -60,13 +60,17 @@ class SharedGenerators(SharedObjects):
     def entered_by(self, replica_id: int) -> None:
         """Does nothing: there is one state for all."""
 
-    def _look(self) -> dict[Hashable, bytes]:
+    def _look(self) -> dict[int, bytes]:
         # Bytes: the states of some hold arrays, which have no one truth value.
-        return {path: pickle.dumps(_state(generator)) for path, generator in self._leaves}
+        return {
+            place: pickle.dumps(_state(generator))
+            for place, (_, generator) in enumerate(self._leaves)
+        }
 
-    def _error(self, changed: Hashable, replica_id: int, first: int) -> ContextError:
+    def _error(self, changed: int, replica_id: int, first: int) -> ContextError:
+        path, _ = self._leaves[changed]
         return ContextError(
-            f"replica {replica_id} has drawn from the generator in (args, kwargs){changed} of"
+            f"replica {replica_id} has drawn from the generator in (args, kwargs){path} of"
             f" strategy.run, from which replica {first} of the same rank has drawn already: they"
             " share it, so what each draws would depend on how many replicas a rank hosts. Draw"
             " from mr.get_replica_context().rng, or give each replica one of its own, as"

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ..core.exceptions import ContextError
 
+#: What names an object among the shared ones.
+Name = TypeVar("Name", bound=Hashable)
 
-class SharedObjects(abc.ABC):
+
+class SharedObjects(abc.ABC, Generic[Name]):
     """Objects each of which one replica of a rank alone may change in a run, or a merge_fn.
 
     What several change depends on how many they are.
     """
 
     def __init__(self) -> None:
-        self._changed_by: dict[Hashable, int] = {}
+        self._changed_by: dict[Name, int] = {}
         self._seen = self._look()
 
     @abc.abstractmethod
-    def _look(self) -> dict[Hashable, Any]:
+    def _look(self) -> dict[Name, Any]:
         """Returns what tells each object from itself after a change."""
 
     @abc.abstractmethod
-    def _error(self, changed: Hashable, replica_id: int, first: int) -> ContextError:
+    def _error(self, changed: Name, replica_id: int, first: int) -> ContextError:
         """Returns the error for one that a replica has changed, and before it the `first`."""
 
     def renew(self) -> None:

@@ -145,7 +145,7 @@ class SharedTensors:
 _Gradients: TypeAlias = list[tuple[torch.Tensor, torch.Tensor | None]]
 
 
-class SharedArguments(SharedObjects):
+class SharedArguments(SharedObjects[Hashable]):
     """Modules and tensors: what several replicas of a rank write moves so often.
 
     But for gradients, which each replica has of its own while they take turns: who computes new
