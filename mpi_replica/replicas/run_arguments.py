@@ -81,17 +81,17 @@ def _shared_objects(
             objects += of_leaf.values()
     if COMMON_TYPES.issuperset(map(type, objects)):  # arrays of numpy are read-only
         return []
-    torch = imported_library("torch")
-    kinds = () if torch is None else (torch.nn.Module, torch.Tensor)
+    all_paths = nest.leaf_paths(structure)
+    paths = [all_paths[place] for place in places]
     found: list[SharedObjects[Any]] = []
     if any(map(is_generator, objects)):
-        paths = nest.leaf_paths(structure)
-        found.append(SharedGenerators([paths[place] for place in places], objects))
+        found.append(SharedGenerators(paths, objects))
+    torch = imported_library("torch")
+    kinds = () if torch is None else (torch.nn.Module, torch.Tensor)
     if any([isinstance(one, kinds) for one in objects]):
         from .torch_shared_state import SharedArguments  # torch is imported
 
-        paths = nest.leaf_paths(structure)
-        found.append(SharedArguments([paths[place] for place in places], objects))
+        found.append(SharedArguments(paths, objects))
     return found
 
 

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
@@ -166,7 +166,7 @@ class SharedArguments(SharedObjects[Hashable]):
             if isinstance(leaf, (torch.nn.Module, torch.Tensor))
         ]
         #: What a replica begins with, what those have left that have begun, and the last of them.
-        self._at_first = self._left = self._gradients()
+        self._at_first = self._left = _gradients(self._tensors())
         self._versions_left = _versions(self._left)
         self._gradients_of: dict[int, _Gradients] = {}
         super().__init__()
@@ -176,7 +176,7 @@ class SharedArguments(SharedObjects[Hashable]):
         if gradients is None:
             at_first = {id(parameter): gradient for parameter, gradient in self._at_first}
             # Others may have come since: of a lazy module, say.
-            gradients = [(one, at_first.get(id(one))) for one, _ in self._gradients()]
+            gradients = [(one, at_first.get(id(one))) for one, _ in _gradients(self._tensors())]
         for parameter, mine in gradients:
             if parameter.grad is not mine:
                 try:
@@ -186,21 +186,16 @@ class SharedArguments(SharedObjects[Hashable]):
 
     def left_by(self, replica_id: int) -> None:
         super().left_by(replica_id)
-        self._left = self._gradients_of[replica_id] = self._gradients()
+        self._left = self._gradients_of[replica_id] = _gradients(self._looked_at)
         self._versions_left = _versions(self._left)
 
     def renew(self) -> None:
-        now = self._gradients()
+        now = _gradients(self._tensors())
         are_same = [id(one) for _, one in now] == [id(one) for _, one in self._left]
         if not are_same or _versions(now) != self._versions_left:
             self._at_first = now
             self._gradients_of.clear()
         super().renew()
-
-    def _gradients(self) -> _Gradients:
-        """Returns those that there are now, with their parameters."""
-        tensors = self._tensors().values()
-        return [(one, one.grad) for one in tensors if not is_lazy(one) and one.is_leaf]
 
     def _tensors(self) -> dict[Hashable, torch.Tensor]:
         """Returns tensors, and parameters and buffers by their module and name.
@@ -268,6 +263,11 @@ class SharedArguments(SharedObjects[Hashable]):
                     if ("gradient", id(one.grad)) == changed:
                         return f"the gradient of {what}"
         return "a parameter or buffer that a module in (args, kwargs) had"
+
+
+def _gradients(tensors: Mapping[Hashable, torch.Tensor]) -> _Gradients:
+    """Returns those that there are now, with their parameters."""
+    return [(one, one.grad) for one in tensors.values() if not is_lazy(one) and one.is_leaf]
 
 
 def _versions(gradients: _Gradients) -> list[int | None]:
