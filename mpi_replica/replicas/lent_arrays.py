@@ -7,8 +7,9 @@ by then what the last of them has put there; on ranks of one replica each has it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,8 +34,14 @@ ADVICE = (
 # Nobody can write into these: of thousands of replicas most give a number.
 _UNWRITABLE = frozenset({float, int, bool, complex, str, bytes, type(None), np.float32, np.float64})
 
-# Of a larger one so many elements, spread over it, show that other values are there.
-_COMPARED_BYTES, _SAMPLE_ITEMS = 4096, 500
+# Of an array that nothing refers to but a container of the program, the leaves of its call and who
+# counts. One that can be written through something else, as a view that was made before, has more:
+# this one holds it.
+_FEWEST_REFERENCES = 3
+
+# Of a larger one so many elements, spread over it, show that other values are there: they take as
+# long as a copy of this one.
+_COMPARED_BYTES, _SAMPLE_ITEMS = 32_768, 500
 
 
 class LendingReplica(Protocol):
@@ -46,28 +53,15 @@ class LendingReplica(Protocol):
     error: BaseException | None
 
 
-class Look(Protocol):
-    """An array or tensor as it was."""
+class TensorLook(Protocol):
+    """A tensor as it was."""
 
     def is_written(self) -> bool:
-        """Returns whether it has other values since."""
-
-
-class _Sample(NamedTuple):
-    """Elements of an array as they were."""
-
-    array: Array
-    elements: bytes
-
-    @classmethod
-    def of(cls, array: Array) -> Self:
-        return cls(array, _elements_of(array))
-
-    def is_written(self) -> bool:
-        return _elements_of(self.array) != self.elements
+        """Returns whether it was written since."""
 
 
 def _elements_of(array: Array) -> bytes:
+    """Returns elements of an array as they are: all, or some of a large one."""
     if array.nbytes <= _COMPARED_BYTES:
         return array.tobytes()
     elements = array.reshape(-1) if array.flags.c_contiguous else array.flat
@@ -77,14 +71,16 @@ def _elements_of(array: Array) -> bytes:
 class LentArrays:
     """Those of the replicas of one rank: arrays of numpy refuse writes until they are given back.
 
-    Where one can be written all the same, as a part of another one, or is a tensor of torch, it is
-    looked at whether it was.
+    Where one can be written all the same, as a part of another one or through a view that was made
+    before, or is a tensor of torch, it is looked at whether it was.
     """
 
     def __init__(self) -> None:
         self._owners: list[Array] = []
         self._views: list[Array] = []
-        self._looks: list[tuple[LendingReplica, int, Look]] = []
+        #: With the elements that each had, or how it was.
+        self._samples: list[tuple[LendingReplica, int, Array, bytes]] = []
+        self._tensors: list[tuple[LendingReplica, int, TensorLook]] = []
 
     @property
     def refuse_writes(self) -> bool:
@@ -95,35 +91,38 @@ class LentArrays:
         """Takes the arrays among some leaves, which `lender` has given to its call or returned."""
         if _UNWRITABLE.issuperset(map(type, leaves)):
             return
-        for position, leaf in enumerate(leaves):
-            arrays = (leaf.values, leaf.indices) if type(leaf) is IndexedSlices else (leaf,)
-            for array in arrays:
-                if isinstance(array, np.ndarray) and (flags := array.flags).writeable:
-                    if flags.owndata:
+        counts = [*map(sys.getrefcount, leaves)]  # before anything here refers to one
+        for position, (leaf, references) in enumerate(zip(leaves, counts, strict=True)):
+            is_slices = type(leaf) is IndexedSlices
+            for array in (leaf.values, leaf.indices) if is_slices else (leaf,):
+                if isinstance(array, np.ndarray):
+                    flags = array.flags
+                    if flags.writeable and not flags.owndata:
+                        self._lock_view(array)
+                    elif flags.writeable:
                         self._owners.append(array)  # first: Ctrl-C may come between the two
                         array.setflags(write=False)  # in a third of the time of flags.writeable
-                    elif not self._has_taken(array) and array.dtype.names is None:
-                        # Between fields there may be anything.
-                        self._looks.append((lender, position, _Sample.of(array)))
+                    if is_slices or references > _FEWEST_REFERENCES or not flags.owndata:
+                        if array.dtype.names is not None and not array.dtype.hasobject:
+                            # Between fields there may be anything in what is copied by its fields.
+                            array = array.view(f"V{array.itemsize}")
+                        self._samples.append((lender, position, array, _elements_of(array)))
         torch = imported_library("torch")
         if torch is not None and any([isinstance(leaf, torch.Tensor) for leaf in leaves]):
             from .torch_shared_state import TensorVersion  # torch is imported
 
-            self._looks += [(lender, i, version) for i, version in TensorVersion.among(leaves)]
+            self._tensors += [(lender, i, version) for i, version in TensorVersion.among(leaves)]
 
-    def _has_taken(self, view: Array) -> bool:
-        """Has a view refuse writes; returns whether all of its memory does."""
+    def _lock_view(self, view: Array) -> None:
+        """Has a view refuse writes, and the array that it is a view of where that is all of it."""
         base = view.base
         # Of other memory, as of C, numpy makes no array writable again.
-        if type(base) is not np.ndarray or not (base.flags.owndata and base.flags.writeable):
-            return False
-        view.setflags(write=False)
-        self._views.append(view)
-        if base.nbytes != view.nbytes:  # other parts of it may be those of other replicas
-            return False
-        base.setflags(write=False)
-        self._owners.append(base)
-        return True
+        if type(base) is np.ndarray and base.flags.owndata and base.flags.writeable:
+            view.setflags(write=False)
+            self._views.append(view)
+            if base.nbytes == view.nbytes:  # other parts of it may be those of other replicas
+                base.setflags(write=False)
+                self._owners.append(base)
 
     def give_back(self) -> None:
         """Has all take writes again."""
@@ -135,19 +134,22 @@ class LentArrays:
 
     def check(self) -> None:
         """Makes it an error of the call, or of the end, of a replica where one was written."""
-        looks, self._looks = self._looks, []
-        for lender, position, look in looks:
-            if look.is_written():
-                call, whose = lender.call, f"replica {lender.replica_id}"
-                text = f"what {whose} returned was written while"
-                if call is not None:
-                    value = f"value{call.paths[position]} of {whose}"
-                    text = f"{value} was written while it waited in {call.kind} and"
-                error = ContextError(
-                    f"{text} other replicas of its rank ran: one of these has the same array or"
-                    f" tensor, such as the gradient of a parameter that they share. {_INSTEAD}"
-                )
-                if call is None:
-                    lender.error, lender.status = error, "raised"
-                elif call.error is None:  # the first leaf
-                    call.error = error
+        samples, self._samples = self._samples, []
+        tensors, self._tensors = self._tensors, []
+        written = [(who, i) for who, i, array, was in samples if _elements_of(array) != was]
+        written += [(who, i) for who, i, tensor in tensors if tensor.is_written()]
+        for lender, position in written:
+            call, whose = lender.call, f"replica {lender.replica_id}"
+            text = f"what {whose} returned was written while"
+            if call is not None:
+                value = f"value{call.paths[position]} of {whose}"
+                text = f"{value} was written while it waited in {call.kind} and"
+            error = ContextError(
+                f"{text} other replicas of its rank ran: one of these has the same array or"
+                " tensor, or a view of it, such as the gradient of a parameter that they share."
+                f" {_INSTEAD}"
+            )
+            if call is None:
+                lender.error, lender.status = error, "raised"
+            elif call.error is None:  # the first leaf
+                call.error = error

@@ -102,6 +102,62 @@ def test_a_part_of_a_buffer_is_none_either(strategy, part, size):
     check_works(strategy)
 
 
+@pytest.mark.parametrize("size", [3, 100_000], ids=["small", "large"])
+@pytest.mark.parametrize("way", WAYS)
+def test_nor_is_one_that_is_filled_through_a_view_that_was_made_before(strategy, way, size):
+    use, expected = WAYS[way]
+    buffer = np.zeros(size)
+    weights = buffer.reshape(1, -1)
+
+    def step():
+        weights[:] = my_id() + 1.0
+        return float(use(buffer).max())
+
+    if shares_ranks(strategy):
+        error = raises_everywhere(ContextError, lambda: strategy.run(step))
+        assert "was written while it waited" in str(error)
+    else:
+        numbers = [np.full(size, i + 1.0) for i in range(strategy.num_replicas_in_sync)]
+        found = strategy.run(step).values
+        assert found == (expected(numbers).max(),) * len(found)
+    weights[:] = 0.0
+    check_works(strategy)
+
+
+def test_nor_is_one_that_is_filled_through_the_memory_of_another_object(strategy):
+    buffers = [np.zeros(3), np.zeros(3)]
+    memory = memoryview(buffers[1])
+
+    def step():
+        memory[1] = my_id() + 1.0
+        return float(sum_of({"k": buffers})["k"][1].max())
+
+    if shares_ranks(strategy):
+        error = raises_everywhere(ContextError, lambda: strategy.run(step))
+        assert "value['k'][1] of replica" in str(error)
+    else:
+        n = strategy.num_replicas_in_sync
+        assert strategy.run(step).values == (n * (n + 1) / 2,)
+    check_works(strategy)
+
+
+def test_nor_is_one_that_they_return_and_fill_through_a_view(strategy):
+    buffer = np.zeros(3)
+    weights = buffer[None]
+
+    def step():
+        weights[:] = my_id()
+        return {"found": buffer}
+
+    if shares_ranks(strategy):
+        error = raises_everywhere(ContextError, lambda: strategy.run(step))
+        assert "returned was written" in str(error)
+    else:
+        value = strategy.run(step)["found"]
+        assert value.values[0].tolist() == [float(strategy.local_replica_ids[0])] * 3
+    check_works(strategy)
+
+
 class Own(np.ndarray):
     """As `numpy.memmap` is one."""
 
