@@ -348,6 +348,7 @@ def next_step(
                 dict.fromkeys(layout.local_replica_ids, nothing) if is_there else {},
                 taken(layout.rank),
                 text(layout.rank),
+                [""] if is_there else [],
                 is_global=False,
                 needs_all=False,
             )

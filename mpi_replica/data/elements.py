@@ -26,6 +26,7 @@ from ..core.array_libraries import (
     values_of,
     way_back,
 )
+from ..core.key_order import key_order, with_sorted_keys
 from ..core.more_than_numbers import require_only_numbers
 from ..core.nest import (
     flatten,
@@ -192,8 +193,12 @@ def _ends_with_nul(leaf: Any) -> bool:
 
 
 def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
-    """Returns the elements stacked leaf by leaf; `numbers` are their names in an error."""
+    """Returns the elements stacked leaf by leaf; `numbers` are their names in an error.
+
+    Keys come in the order of the elements, or sorted where they have several.
+    """
     first, structure = flatten(elements[0])
+    orders = {key_order(elements[0], structure)}
     way = way_back(first, is_of_call=False)
     first = first if way is None else list(map(to_numpy, first))
     rows = [first]
@@ -206,6 +211,7 @@ def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
                 f"{structure_text(structure)}, element {number} is {structure_text(other)}. "
                 "Give all elements one structure."
             )
+        orders.add(key_order(element, structure))
         for place, (one, leaf) in enumerate(zip(first, leaves, strict=True)):
             if one.shape != leaf.shape or _kind(one) != _kind(leaf):
                 raise ValueError(
@@ -226,7 +232,8 @@ def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
                 f" integers of numpy hold all of these, and {array.dtype} would round them. Give "
                 "all elements one dtype, as map(lambda x: x.astype(...)) makes them."
             )
-    return unflatten(structure, give_back(stacked, way))
+    batch = unflatten(structure, give_back(stacked, way))
+    return batch if len(orders) == 1 else with_sorted_keys(batch, structure)
 
 
 def unstacked(rows: Any, count: int, way: GiveBack | None = None) -> list[Any]:

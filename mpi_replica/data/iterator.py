@@ -20,6 +20,7 @@ from ..core.argument_checks import integer
 from ..core.context import current_state, require_once
 from ..core.exceptions import RankLostError
 from ..core.jax_state import require_unstaged
+from ..core.key_order import key_order
 from ..core.options import CommunicationOptions
 from ..core.values import per_replica
 from ..ranks.watch.span import span
@@ -130,8 +131,10 @@ class DistributedIterator:
         #: What kind of batch the newest one is, for this rank and in words for all.
         self._kind: Any = None
         self._kind_text = ""
-        #: That, with its rows.
+        #: That, with its rows and the order of its keys.
         self._batch_text = ""
+        #: The orders of keys of the newest batches of this rank, by their text.
+        self._orders: list[str] = []
         self._place = place
         self._begin_to_read()
 
@@ -371,8 +374,9 @@ class DistributedIterator:
         if step is None:
             return None
         if is_shared:
-            self._look_at(step.values[0])
-            self._batch_text = f"{step.rows} rows of {self._kind_text}"
+            self._look_at(step.values[:1])  # the others are parts of the same batch
+            order = "".join(f", its keys in the order {order}" for order in self._orders if order)
+            self._batch_text = f"{step.rows} rows of {self._kind_text}{order}"
             self._note_steps(steps + 1)
         return step.values
 
@@ -386,12 +390,13 @@ class DistributedIterator:
             )
         return self._reader.read(self._place.epoch, self._place.steps)
 
-    def _look_at(self, batch: Any) -> None:
-        """Keeps the kind of the newest batch."""
-        kind = kind_of(batch, self._is_global)
+    def _look_at(self, batches: Sequence[Any]) -> None:
+        """Keeps the kind of the newest batch, the first one, and the orders of keys of all."""
+        kind = kind_of(batches[0], self._is_global)
         if kind != self._kind:
             self._kind = kind
-            self._kind_text = kind_text(batch, self._is_global)
+            self._kind_text = kind_text(batches[0], self._is_global)
+        self._orders = sorted({key_order(batch, nest.flatten(batch)[1]) for batch in batches})
 
     def _note_steps(self, steps: int) -> None:
         """Adds a note of the steps taken, and of the newest batch, to the next header."""
@@ -425,7 +430,7 @@ class DistributedIterator:
             for i, batch in batches.items():
                 if i not in self._forms:
                     self._forms[i] = empty_like(batch)
-            self._look_at(next(iter(batches.values())))
+            self._look_at([*batches.values(), *self._forms.values()])
         named = dataclasses.replace(options, name=self._name_of_epoch)
         return NextStep(
             site,
@@ -434,6 +439,7 @@ class DistributedIterator:
             self._forms,
             place.steps,
             self._kind_text,
+            self._orders,
             is_global=self._is_global,
             needs_all=any(self._input.drops()),
         )

@@ -12,6 +12,7 @@ from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.stand import SAME_KIND
 from ..collectives.agreement.steps import Agree, Raise, Steps, Texts
+from ..core import nest
 from ..core.digests import digest_of
 from ..core.exceptions import (
     CollectiveMismatchError,
@@ -19,6 +20,7 @@ from ..core.exceptions import (
     StructureMismatchError,
     in_words,
 )
+from ..core.key_order import with_sorted_keys
 from ..core.layout import sides
 from ..core.options import CommunicationOptions
 from .pipelines import END
@@ -30,8 +32,8 @@ class NextStep(Call):
 
     kind = "next"
     #: One of the four below, rows of the global batch, steps taken, digests of the kind of batch,
-    #: and of its ends.
-    _STATE = struct.Struct("<BqqQQ")
+    #: of the orders of its keys, and of its ends.
+    _STATE = struct.Struct("<BqqQQQ")
     _HAS, _ENDED, _ENDED_UNSEEN, _ENDS_ALL = 0, 1, 2, 3
 
     def __init__(
@@ -42,6 +44,7 @@ class NextStep(Call):
         forms: dict[int, Any],
         num_steps: int,
         kind_text: str,
+        orders: list[str],
         *,
         is_global: bool,
         needs_all: bool,
@@ -54,6 +57,7 @@ class NextStep(Call):
         self.is_global = is_global
         self.needs_all = needs_all
         self.kind_text = kind_text
+        self.orders = orders
         self.identify(is_global)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
@@ -64,14 +68,15 @@ class NextStep(Call):
         else:
             _, number, ends = self.step
         digest = digest_of(self.kind_text) if self.kind_text else 0
-        return self._STATE.pack(state, number, self.num_steps, digest, ends), None
+        orders = digest_of("\n".join(self.orders)) if self.orders else 0
+        return self._STATE.pack(state, number, self.num_steps, digest, orders, ends), None
 
     def steps(
         self, group: Group, calls: Sequence[Call], prepared: None
     ) -> Steps[tuple[list[Any] | None, dict[int, Any]]]:
         """Returns this rank's values and their forms, None for values at the end."""
         of_ranks = [self._STATE.unpack(data) for data in group.sizes.payloads()]
-        states, rows, num_steps, digests, ends = zip(*of_ranks, strict=True)
+        states, rows, num_steps, digests, orders, ends = zip(*of_ranks, strict=True)
         if len(set(num_steps)) > 1:
             yield Raise(self._at_other_places(num_steps))
         if self._HAS not in states or self._ENDS_ALL in states:
@@ -92,10 +97,13 @@ class NextStep(Call):
         if len(set(ends)) > 1:
             yield Raise(self._of_other_values(ends))
         values = self.step.values if self.step else [END] * len(self.replica_ids)
-        return [
+        values = [
             forms.get(i, self._form(forms)) if value is END else value
             for i, value in zip(self.replica_ids, values, strict=True)
-        ], forms
+        ]
+        if len(self.orders) > 1 or len({*orders} - {0}) > 1:
+            values = [with_sorted_keys(value, nest.flatten(value)[1]) for value in values]
+        return values, forms
 
     def _ended(self) -> int:
         if self.needs_all:

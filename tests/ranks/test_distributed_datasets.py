@@ -15,7 +15,7 @@ from hypothesis import given
 
 import mpi_replica as mr
 from datasets import lists
-from everywhere import check_works, needs_two_ranks, raises_everywhere, steps_of
+from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere, steps_of
 from mpi_replica.data import Dataset
 from mpi_replica.data.epochs import epochs_begun, put_epochs_back
 from mpi_replica.errors import StructureMismatchError
@@ -929,3 +929,59 @@ def test_values_of_other_structure_on_another_rank_are_an_error_everywhere(strat
     error = raises_everywhere(StructureMismatchError, lambda: distribute(value))
     assert "got different structures" in str(error)
     check_works(strategy)
+
+
+def in_order(keys):
+    return {key: np.full(1, {"x": 1.0, "y": 100.0}[key]) for key in keys}
+
+
+def check_loops_over_keys(strategy, dataset):
+    """Loops of collectives over the keys of each batch add values of one key together."""
+    number = 0
+    for batch in dataset:
+        assert len(set(map(tuple, gathered([*batch])))) == 1
+        sums = {key: strategy.reduce("SUM", column, axis=0) for key, column in batch.items()}
+        assert sums["y"] == 100.0 * sums["x"]
+        assert sums["x"] == strategy.reduce("SUM", batch["x"], axis=0) > 0.0
+        number += 1
+    return number
+
+
+@pytest.mark.parametrize("per_replica", [False, True])
+def test_keys_of_each_ranks_own_batches_come_in_one_order_on_all(strategy, per_replica):
+    def dataset_fn(context):
+        i = context.input_pipeline_id
+        keys = ["xy", "yx"][i % 2]
+        return generated([in_order(keys)] * (3 + 2 * i))  # some have no more when others have
+
+    mode = mr.InputReplicationMode.PER_REPLICA if per_replica else None
+    options = mode and mr.InputOptions(experimental_replication_mode=mode)
+    dataset = strategy.distribute_datasets_from_function(dataset_fn, options)
+    assert check_loops_over_keys(strategy, dataset) > 0
+
+
+def test_keys_of_rows_that_have_them_in_several_orders_are_sorted(strategy):
+    number = strategy.num_replicas_in_sync
+    rows = Dataset.range(4 * number).map(lambda i: in_order(["yx", "xy"][i % 2]))
+    batches = rows.batch(2 * number)
+    assert [[*batch] for batch in batches] == [["x", "y"]] * 2
+    assert check_loops_over_keys(strategy, distributed(strategy, batches)) == 2
+    each_alone = generated([in_order("yx"), in_order("xy")])
+    assert [[*batch] for batch in each_alone.batch(1)] == [["y", "x"], ["x", "y"]]
+    assert check_loops_over_keys(strategy, distributed(strategy, each_alone.batch(1))) == 2
+
+
+def test_rows_whose_order_of_keys_depends_on_the_rank_are_an_error(strategy):
+    number = strategy.num_replicas_in_sync
+    rows = Dataset.range(2 * number).map(lambda i: in_order("yx" if i < number else "xy"))
+    dataset = distributed(strategy, rows.batch(2 * number))
+    last = max(strategy.local_replica_ids)
+    if len(set(gathered(2 * last + 1 < number))) == 1:
+        assert check_loops_over_keys(strategy, dataset) == 1
+        return
+    assert_fails(
+        strategy,
+        StructureMismatchError,
+        r"its keys in the order \[1, 0\].*order of keys",
+        lambda: [strategy.reduce("SUM", x, axis=0) for batch in dataset for x in batch.values()],
+    )

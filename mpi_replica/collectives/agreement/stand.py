@@ -100,8 +100,9 @@ class CallDescription(NamedTuple):
 
 #: What to do about batches of several kinds.
 SAME_KIND = (
-    "Make batches of one structure and number of rows, and of one dtype and number of axes for each"
-    " leaf, on all ranks and of all rows; other lengths may differ. Does a map depend on the rank?"
+    "Make batches of one structure, order of keys and number of rows, and of one dtype and number"
+    " of axes for each leaf, on all ranks and of all rows; other lengths may differ. Does a map"
+    " depend on the rank?"
 )
 
 
