@@ -21,6 +21,7 @@ from ..core.digests import digest_of
 from ..core.dtypes import is_text, wire_name
 from ..core.more_than_numbers import require_only_numbers
 from ..core.pad_bytes import without_padding
+from ..core.values import read_only
 from .elements import ArraySpec, parts_of, rows_of, spec_of
 
 
@@ -63,29 +64,25 @@ def cut(
 ) -> tuple[int, list[Any]]:
     """Returns the number of rows of a batch, and the parts of them that are wanted.
 
-    A step that writes into them writes into nothing of the program: where they are of that, arrays
-    of numpy refuse it, and rows of tensors, which can't, are copies.
+    A step that writes into them writes into nothing of the program. Those of arrays that its source
+    keeps, and of views, refuse it; tensors can't, and of other arrays nobody knows: they are
+    copies, into which who makes the batches writes no later one either.
+
+    Parameters
+    ----------
+    is_kept : bool
+        What `keeps_batches` tells of its source.
     """
     arrays, structure = nest.flatten(arrays_of(batch))
     rows = arrays[0].shape[0] if arrays else 0
     slices = wanted(rows)
     of_leaves = []
-    for array, is_of_program in zip(
-        arrays, _are_of_program(batch, arrays, is_kept=is_kept), strict=True
-    ):
+    for array in arrays:
+        is_view = isinstance(array, np.ndarray) and (is_kept or array.base is not None)
         parts = parts_of(array, slices)
-        of_leaves.append(list(map(_not_to_write, parts)) if is_of_program else parts)
+        of_leaves.append([*map(read_only if is_view else copy_of, parts)])
     of_parts = zip(*of_leaves, strict=True) if of_leaves else [()] * len(slices)
     return rows, [nest.unflatten(structure, part) for part in of_parts]
-
-
-def _not_to_write(rows: Any) -> Any:
-    """Returns rows of the program's own array, through which that is not written."""
-    if not isinstance(rows, np.ndarray):
-        return copy_of(rows)
-    rows = rows[...]
-    rows.flags.writeable = False
-    return rows
 
 
 def kept_batch(batch: Any) -> Any:
@@ -96,29 +93,6 @@ def kept_batch(batch: Any) -> Any:
 def keeps_batches(source: Any) -> bool:
     """Returns whether what `source` gives is there again when it is iterated anew, or goes on."""
     return isinstance(source, (Sequence, np.ndarray, itertools.repeat, itertools.cycle))
-
-
-def _are_of_program(batch: Any, arrays: Sequence[Any], *, is_kept: bool) -> list[bool]:
-    """Returns for each leaf whether writing into its array would write into the program's data.
-
-    `is_kept` is what `keeps_batches` tells of its source. Others give views of what they keep.
-    """
-    leaves, _ = nest.flatten(batch)  # a tensor of which values were taken tells no more
-    bases = [
-        array.base if isinstance(array, np.ndarray) else getattr(leaf, "_base", None)
-        for leaf, array in zip(leaves, arrays, strict=True)
-    ]
-    return [is_kept or base is not None for base in bases]
-
-
-def apart_from_program(batch: Any, *, is_kept: bool) -> Any:
-    """Returns a batch with copies of the arrays that are of the program."""
-    arrays, structure = nest.flatten(arrays_of(batch))
-    are_of_program = _are_of_program(batch, arrays, is_kept=is_kept)
-    return nest.unflatten(
-        structure,
-        [copy_of(x) if y else x for x, y in zip(arrays, are_of_program, strict=True)],
-    )
 
 
 def digest_of_rows(rows: Any) -> int:

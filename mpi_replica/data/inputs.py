@@ -116,8 +116,6 @@ class Input:
                 batches = parts_of_batches(dataset, local_parts, epoch, start)
             else:
                 rest = itertools.islice(dataset, start, None)
-                # Written into, rows of the same arrays would be others in the next epoch, on the
-                # ranks that host these replicas.
                 keeps = keeps_batches(dataset)
                 batches = (cut(batch, local_parts, is_kept=keeps) for batch in rest)
             for rows, parts in batches:
@@ -168,7 +166,7 @@ class Input:
 
         def steps(epoch: int, start: int) -> Iterator[Step]:
             local = engine.layout.local_replica_ids
-            for values in pipelines.steps(local, epoch, start, are_kept=bool(ahead)):
+            for values in pipelines.steps(local, epoch, start):
                 values = [value if value is END else arrays_of(value) for value in values]
                 batches = [value for value in values if value is not END]
                 ended = [i for i, value in zip(local, values, strict=True) if value is END]

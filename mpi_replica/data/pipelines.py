@@ -7,7 +7,6 @@ and read on where it stood.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from ..core.context import reading_own_rows
 from ..core.layout import Layout
 from ..core.values import Mirrored
-from .batches import apart_from_program, keeps_batches, kept_batch
+from .batches import kept_batch
 from .dataset import Dataset, elements_of
 from .epochs import made_apart
 from .function_contexts import InputContext
@@ -89,28 +88,19 @@ class Pipelines:
                     " mr.data.Dataset.from_generator(function)."
                 )
 
-    def steps(
-        self, replica_ids: Sequence[int], epoch: int, start: int, *, are_kept: bool
-    ) -> Iterator[list[Any]]:
-        """Returns what these replicas get in each step from `start` on: an element, or `END`.
-
-        `are_kept` says whether it is still wanted when the next step is read.
-        """
+    def steps(self, replica_ids: Sequence[int], epoch: int, start: int) -> Iterator[list[Any]]:
+        """Returns what these replicas get in each step from `start` on: an element, or `END`."""
         layout = self._shared_by
         of_pipelines = []
-        numbers = self._numbers(replica_ids)
-        for number in numbers:
+        for number in self._numbers(replica_ids):
             sharing = layout.replica_ids(number)
             mine = [position for position, i in enumerate(sharing) if i in replica_ids]
             source = self._source(number)
             elements = _elements(source, epoch, start * len(sharing))
-            # All of a step are read before any is used, and may come in one and the same memory.
-            is_alone = len(numbers) == len(sharing) == 1
             if not isinstance(source, Dataset):
-                copied = kept_batch
-                if is_alone and not are_kept:
-                    copied = functools.partial(apart_from_program, is_kept=keeps_batches(source))
-                elements = map(copied, elements)
+                # All of a step are read before any is used, and may come in one and the same
+                # memory; and a step may write into them.
+                elements = map(kept_batch, elements)
             of_pipelines.append((elements, len(sharing), mine))
         while True:
             values = []

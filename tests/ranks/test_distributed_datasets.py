@@ -881,6 +881,52 @@ def test_what_a_step_writes_into_a_batch_of_its_rank_is_gone_with_it(strategy, b
         assert set(map(float, found)) == {4.0}
 
 
+class KeepsItsArray:
+    """It tells nobody that it gives the same array in each epoch."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __iter__(self):
+        yield self.array
+
+
+def test_what_a_step_writes_is_not_in_an_array_that_its_source_gives_again(strategy):
+    number = strategy.num_replicas_in_sync
+    array = np.arange(2.0 * number)
+    mode = mr.InputOptions(experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA)
+
+    def dataset_fn(context):
+        return KeepsItsArray(np.arange(2.0) + 2 * context.input_pipeline_id)
+
+    def written(rows):
+        rows += 1.0
+        return rows.copy()
+
+    for dataset in (
+        distributed(strategy, KeepsItsArray(array)),
+        strategy.distribute_datasets_from_function(dataset_fn, mode),
+    ):
+        for _ in range(2):
+            (step,) = dataset
+            rows = strategy.gather(strategy.run(written, args=(step,)), axis=0)
+            assert rows.tolist() == (np.arange(2.0 * number) + 1.0).tolist()
+    assert array.tolist() == np.arange(2.0 * number).tolist()
+
+
+@pytest.mark.parametrize("per_replica", [False, True])
+def test_a_batch_stays_what_it_is_when_its_source_fills_its_buffer_anew(strategy, per_replica):
+    mode = mr.InputOptions(experimental_replication_mode=mr.InputReplicationMode.PER_REPLICA)
+    if per_replica:
+        dataset = strategy.distribute_datasets_from_function(lambda _: ReusingOneBuffer(), mode)
+    else:
+        dataset = distributed(strategy, ReusingOneBuffer())
+    batches = list(dataset)
+    for number, batch in enumerate(batches):
+        rows = strategy.gather(batch, axis=0)
+        assert (rows // 10 == number).all()
+
+
 def test_an_epoch_of_an_iterator_that_has_ended_is_an_error_everywhere(strategy):
     dataset = distributed(strategy, (np.arange(4.0) + number for number in range(3)))
     assert len(steps_of(strategy, dataset)) == 3
