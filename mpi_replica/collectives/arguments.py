@@ -17,6 +17,7 @@ import numpy as np
 
 from ..core.array_libraries import (
     Origin,
+    copy_of,
     dtype_of,
     from_numpy,
     in_c_order,
@@ -26,8 +27,9 @@ from ..core.array_libraries import (
 )
 from ..core.array_ways import Array
 from ..core.digests import digest_of
+from ..core.indexed_slices import IndexedSlices
 from ..core.units import in_units
-from ..core.values import DistributedValues
+from ..core.values import DistributedValues, read_only
 
 #: Array leaves of this size are gathered when somebody looks at them.
 LAZY_BYTES = 1 << 16
@@ -49,6 +51,10 @@ class Held:
 
     value: Any
     is_large: bool = False
+
+    def refuse_writes(self) -> None:
+        """Has it refuse writes, as it does where it comes from."""
+        self.value = read_only(self.value)
 
 
 class InOrder(NamedTuple):
@@ -97,6 +103,11 @@ class Elsewhere:
     shape: tuple[int, ...]
     origin: Origin | None = None
     beside: Any = None
+    _refuses_writes: bool = False
+
+    def refuse_writes(self) -> None:
+        """Has its values refuse writes, as they do where they come from."""
+        self._refuses_writes = True
 
     @property
     def size_bytes(self) -> int:
@@ -104,7 +115,40 @@ class Elsewhere:
 
     def as_passed(self, array: Array) -> Any:
         """Returns its values, which have come, as an array of its library."""
-        return array if self.origin is None else from_numpy(array, self.origin, self.beside)
+        if self.origin is not None:
+            return from_numpy(array, self.origin, self.beside)
+        return read_only(array) if self._refuses_writes else array
+
+
+def refuses_writes(leaf: Any) -> bool:
+    """Returns whether an array, record or rows of numpy can't be written into."""
+    if isinstance(leaf, IndexedSlices):
+        leaf = leaf.values
+    return isinstance(leaf, (np.ndarray, np.void)) and not leaf.flags.writeable
+
+
+def own_copy(leaf: Any) -> Any:
+    """Returns what comes of a leaf on another rank, for a replica that shares it with others."""
+    if leaf is None or isinstance(leaf, DistributedValues) or type(leaf) in _PLAIN_TYPES:
+        return leaf
+    if type(leaf) in _NUMPY_NUMBERS or refuses_writes(leaf):
+        return leaf
+    if isinstance(leaf, IndexedSlices):
+        return leaf.changed(own_copy)
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        return leaf.copy(order="K")
+    if origin_of(leaf) is not None and _dtype_if_any(leaf) is not None:
+        return copy_of(leaf)
+    return _unpickled(pickle.dumps(leaf, protocol=5))
+
+
+def _unpickled(data: bytes) -> Any:
+    """Returns a leaf that was pickled; one of numpy can be written into."""
+    value = pickle.loads(data)
+    if isinstance(value, IndexedSlices):
+        return value.changed(np.copy)  # other replicas have refused writes when it was pickled
+    # numpy loses what is written into a record as pickle makes it
+    return value.copy() if isinstance(value, np.void) else value
 
 
 def require_packable(leaves: Sequence[Any]) -> None:
@@ -240,9 +284,7 @@ def _unpack(
     if kind == _NONE:
         return Held(None), start
     if kind == _OBJECT:
-        value = pickle.loads(rest[0])
-        # numpy loses what is written into a record as pickle makes it
-        return Held(value.copy() if isinstance(value, np.void) else value), start
+        return Held(_unpickled(rest[0])), start
     coding, name, shape, *library = rest  # nothing more of an array of numpy
     dtype = pickle.loads(name) if coding == _DTYPE_PICKLED else np.dtype(name)
     origin = Origin(*library) if library else None

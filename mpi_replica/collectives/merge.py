@@ -36,7 +36,9 @@ from .arguments import (
     held_by,
     joined,
     largest,
+    own_copy,
     pack,
+    refuses_writes,
     require_packable,
     unpack_all,
 )
@@ -155,10 +157,13 @@ class MergeCall(Call):
                     held_by(leaves, call.packed[0]) for leaves, call in zip(own, calls, strict=True)
                 ]
             else:
-                tables, values, order = marshal.loads(data)
+                tables, values, order, unwritable = marshal.loads(data)
                 if order != common_order:
                     common_order = None
-                rows += unpack_all(tables, values, layout.counts[rank], self.leaves)
+                given = unpack_all(tables, values, layout.counts[rank], self.leaves)
+                for replica, index in unwritable:
+                    given[replica][index].refuse_writes()
+                rows += given
         scope = MergeScope(self._engine, self.options)
         merged = [
             self._merge(index, [row[index] for row in rows], scope)
@@ -187,8 +192,14 @@ class MergeCall(Call):
 
     def _written(self, calls: Sequence[MergeCall]) -> bytes:
         packed = [call.packed for call in calls]
+        unwritable = [  # now: while others have come to their calls, all have refused writes
+            (replica, index)
+            for replica, call in enumerate(calls)
+            for index, leaf in enumerate(call.leaves)
+            if refuses_writes(leaf)
+        ]
         try:
-            return marshal.dumps((*joined(packed), _common_order(calls)))
+            return marshal.dumps((*joined(packed), _common_order(calls), unwritable))
         except ValueError:
             what, place = largest(packed)
             paths = nest.leaf_paths(self.structure)
@@ -227,7 +238,7 @@ def _common_order(calls: Sequence[MergeCall]) -> str | None:
 
 
 def _apart(of_calls: Sequence[list[Any]]) -> Sequence[list[Any]]:
-    """Returns the leaves of replicas, where an array that several give is one of each's own.
+    """Returns the leaves of replicas, where what several give is one of each's own.
 
     A ``merge_fn`` may write into it: so do replicas that are on ranks of their own.
     """
@@ -236,13 +247,8 @@ def _apart(of_calls: Sequence[list[Any]]) -> Sequence[list[Any]]:
     given: set[int] = set()
     apart = []
     for leaves in of_calls:
-        apart.append(
-            [
-                leaf.copy(order="K") if id(leaf) in given and leaf.flags.writeable else leaf
-                for leaf in leaves
-            ]
-        )
-        given.update(id(leaf) for leaf in leaves if isinstance(leaf, np.ndarray))
+        apart.append([own_copy(leaf) if id(leaf) in given else leaf for leaf in leaves])
+        given.update(map(id, leaves))
     return apart
 
 

@@ -565,6 +565,69 @@ def test_what_a_merge_fn_writes_into_one_component_is_not_in_another(strategy, l
         np.testing.assert_array_equal(found, np.full(length, total))
 
 
+#: What replicas may give of which a merge_fn can change the items, and how it gets at these.
+CHANGEABLE = {
+    "array": (lambda length: np.ones(length), lambda value: value),
+    "slices": (lambda n: mr.IndexedSlices(np.ones(n), np.arange(n)), lambda value: value.values),
+    "record": (lambda n: np.ones(1, [("x", float, n)])[0], lambda value: value["x"]),
+    "bytes": (lambda n: bytearray([1] * n), lambda value: np.frombuffer(value, np.uint8)),
+    "object": (lambda n: Record("one", np.ones(n)), lambda value: value.rows),
+    "list in an array": (lambda n: np.array([[1.0] * n, None], object)[:1], lambda value: value[0]),
+}
+
+
+@pytest.mark.parametrize("length", [3, LARGE])
+@pytest.mark.parametrize("kind", CHANGEABLE)
+def test_what_all_give_as_one_object_is_one_of_each_in_merge_fn(strategy, kind, length):
+    make, items_of = CHANGEABLE[kind]
+    given = make(length)
+
+    def weighed(strategy, value):
+        parts = strategy.experimental_local_results(value)
+        for i, part in enumerate(parts):
+            items_of(part)[0] = i + 10
+        return [float(items_of(part)[0]) for part in parts]
+
+    expected = [i + 10.0 for i in range(strategy.num_replicas_in_sync)]
+    assert merged(strategy, weighed, lambda i: (given,)) == [expected] * len(
+        strategy.local_replica_ids
+    )
+
+
+@pytest.mark.parametrize("length", [3, LARGE])
+@pytest.mark.parametrize("kind", ["array", "slices", "record"])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_is_read_only_is_so_in_merge_fn_whichever_replica_has_given_it(
+    strategy, kind, length, is_shared
+):
+    make, _ = CHANGEABLE[kind]
+
+    def argument(i):
+        value = make(length)
+        if i % 2:
+            value = np.array([value]) if kind == "record" else value
+            for array in (value.values, value.indices) if kind == "slices" else (value,):
+                array.flags.writeable = False
+        return value[0] if i % 2 and kind == "record" else value
+
+    shared = argument(1), argument(0)
+
+    def flags(strategy, *values):
+        parts = [part for value in values for part in strategy.experimental_local_results(value)]
+        if kind == "slices":
+            return [(part.values.flags.writeable, part.indices.flags.writeable) for part in parts]
+        return [part.flags.writeable for part in parts]
+
+    number = strategy.num_replicas_in_sync
+    expected = [not i % 2 for i in range(number)]
+    if is_shared:
+        expected = [False] * number + [True] * number
+    if kind == "slices":
+        expected = [(flag, flag) for flag in expected]
+    found = merged(strategy, flags, lambda i: shared if is_shared else (argument(i),))
+    assert found == [expected] * len(strategy.local_replica_ids)
+
+
 @pytest.mark.parametrize("length", [7, 70003])
 def test_every_component_is_aligned_whatever_lies_before_it(strategy, length):
     """Of another dtype and length on each replica."""
