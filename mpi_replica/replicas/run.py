@@ -251,7 +251,7 @@ class Run(SharedRun):
         """Tells the other ranks of an error that came up here, between collectives."""
         agreement = self.engine.agreement
         ids = self.engine.layout.local_replica_ids
-        end = self._run_end(None)
+        end = self.end_with(None)
         end.replica_ids = ids
         try:
             stand = agreement.failed_stand(end, error, "raised")
@@ -268,7 +268,7 @@ class Run(SharedRun):
         agreement = self.engine.agreement
         stands: list[Stand] = []
         originals: dict[int, BaseException] = {}
-        end = self._run_end(None)
+        end = self.end_with(None)
         for seat in self.seats:
             ids = (seat.replica_id,)
             if seat.status == "runs":
@@ -289,7 +289,7 @@ class Run(SharedRun):
     def _end_of(self, seat: Seat) -> RunEnd | None:
         """Returns the end of a replica that has returned; None where that is its mistake."""
         try:
-            return self._run_end(seat.value, seat.replica_id)
+            return seat.end or self.end_with(seat.value, seat.replica_id)
         except Exception as error:
             seat.error, seat.status = error, "raised"
             return None
@@ -327,16 +327,13 @@ class Run(SharedRun):
             return with_sorted_keys(result, nest.flatten(result)[1])
         return result
 
-    def _run_end(self, value: Any, replica_id: int | None = None) -> RunEnd:
-        return RunEnd(self.site, self.options, self.identity, self.strategy, value, replica_id)
-
     def _empty_end(self, kept: KeptByRuns) -> RunEnd:
         """Returns the end of a run in which no replica returned anything, as most steps do."""
         key = self.site.digest, self.identity.digest
         end = kept.empty_ends.get(key)
         # One that has become that of values, since others returned some, is none any more.
         if end is None or end.options is not self.options or end.kinds != _NO_VALUE:
-            end = self._run_end(None)
+            end = self.end_with(None)
             end.replica_ids = self.engine.layout.local_replica_ids
             kept.keep_end(key, end)
         return end

@@ -12,7 +12,7 @@ import numpy as np
 from ..collectives.agreement.agreement import MOST_REFUSALS, CurrentRun
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.driver import in_the_middle_of
-from ..collectives.agreement.site import FunctionIdentity
+from ..collectives.agreement.site import CallSite, FunctionIdentity
 from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
@@ -20,6 +20,7 @@ from ..core.context import swap_state
 from ..core.exceptions import ContextError, ReplicaStopped, add_note, in_words, text_of
 from ..core.indexed_slices import IndexedSlices
 from ..core.library_state import forget_casts
+from ..core.options import CommunicationOptions
 from ..core.randomness import put_state, state_of
 from ..core.tracebacks import came_up_in_package, let_go
 from ..ranks.watch import event_log
@@ -28,6 +29,7 @@ from . import lent_arrays
 from .lent_arrays import LentArrays
 from .replica import require_unstaged_call
 from .replica_context import ReplicaContext
+from .run_end import RunEnd
 from .run_libraries import RunLibraries
 from .shared_objects import SharedObjects
 from .storage import Storage
@@ -46,6 +48,8 @@ class SharedRun(CurrentRun):
 
     #: What came up where it did, for the hub.
     failure: BaseException | None = None
+    site: CallSite
+    options: CommunicationOptions
     strategy: StrategyBase
     engine: Engine
     fn: Callable[..., Any]
@@ -67,6 +71,10 @@ class SharedRun(CurrentRun):
     stdout: Any
     stderr: Any
     seats: Sequence[Seat]
+
+    def end_with(self, value: Any, replica_id: int | None = None) -> RunEnd:
+        """Returns the end of the run, for a replica or for all of this rank that return a value."""
+        return RunEnd(self.site, self.options, self.identity, self.strategy, value, replica_id)
 
     def stop_error(self, doom: BaseException) -> BaseException:
         """Returns what a replica gets at a call in a run that is over because of `doom`."""
@@ -91,6 +99,7 @@ class Seat:
         "_written",
         "args",
         "call",
+        "end",
         "error",
         "held",
         "kwargs",
@@ -128,6 +137,8 @@ class Seat:
         self.status = "new"
         self.call: Call | None = None
         self.value: Any = None
+        #: Of the run, with what it has returned before others went on.
+        self.end: RunEnd | None = None
         self.error: BaseException | None = None
         #: Of torch's modules, where it waits in a call that has put other weights into them.
         self.held: Sequence[Any] = ()
@@ -185,7 +196,9 @@ class Seat:
                 with span_of_package(run.identity.text, "run"):
                     self.value = run.libraries.call(self.position, run.fn, self.args, self.kwargs)
             if run.lent is not None and self.value is not None and self.others_follow:
-                run.lent.add(self, nest.flatten(self.value)[0])
+                # Now: the next one may put something else into the same dict.
+                self.end = run.end_with(self.value, self.replica_id)
+                run.lent.add(self, self.end.leaves)
             if run.mirrored is not None:
                 run.mirrored.check()
             for shared in run.shared:
@@ -356,4 +369,4 @@ class Seat:
     def forget(self) -> None:
         """Lets go of what it was called with, and of what came of it; called by the hub."""
         self.args, self.kwargs, self._written = (), {}, None
-        self.value = self.error = None
+        self.value = self.end = self.error = None

@@ -158,6 +158,39 @@ def test_nor_is_one_that_they_return_and_fill_through_a_view(strategy):
     check_works(strategy)
 
 
+def test_numpy_that_writes_into_read_only_arrays_is_found_where_these_are_given(strategy):
+    """As ufunc.at does (numpy 2.4), and scipy's overwrite options."""
+
+    def step(counts):
+        np.add.at(counts, [0], 1.0)
+        return sum_of(counts)
+
+    counts = np.zeros(2)
+    if shares_ranks(strategy):
+        error = raises_everywhere(ContextError, lambda: strategy.run(step, args=(counts,)))
+        assert "was written while" in str(error)
+    else:
+        n = strategy.num_replicas_in_sync
+        assert strategy.run(step, args=(counts,)).values[0].tolist() == [n, 0]
+    check_works(strategy)
+
+
+def test_lists_and_dicts_that_they_return_may_be_filled_anew_by_the_next(strategy):
+    found = {"ids": [0, 0], "more": {"twice": 0}}
+
+    def step():
+        found["ids"][1] = my_id()
+        found["more"]["twice"] = 2 * my_id()
+        return found
+
+    n = strategy.num_replicas_in_sync
+    value = strategy.run(step)
+    totals = strategy.reduce("SUM", value, axis=None)
+    assert totals == {"ids": [0, n * (n - 1) / 2], "more": {"twice": n * (n - 1)}}
+    assert found["ids"] is not value["ids"]
+    assert found["more"]["twice"] == 2 * strategy.local_replica_ids[-1]
+
+
 class Own(np.ndarray):
     """As `numpy.memmap` is one."""
 
