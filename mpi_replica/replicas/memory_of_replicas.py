@@ -15,6 +15,7 @@ from ..collectives.outputs import are_owners, bounds_of
 from ..core.array_libraries import library_of
 from ..core.array_ways import COMMON_TYPES, Array
 from ..core.indexed_slices import IndexedSlices
+from .shared_generators import is_generator
 
 #: What to do where it is one memory: how each replica gets one of its own, or does without.
 MADE_APART = (
@@ -142,7 +143,7 @@ def extents_of(value: Any) -> Sequence[Extent]:
     if isinstance(value, np.ndarray):
         return ((*bounds_of(value), value),) if value.size else ()
     library = library_of(value)
-    if library is None or library == "jax":
+    if library == "jax" or (library is None and not is_changed_by_use(value)):
         return ()
     if library == "torch":
         try:
@@ -155,6 +156,11 @@ def extents_of(value: Any) -> Sequence[Extent]:
         if begin:
             return ((begin, begin + size, value),)
     return ((id(value), id(value) + 1, value),)  # it is known by itself alone
+
+
+def is_changed_by_use(value: Any) -> bool:
+    """Returns whether a value is no array, and another one when it was used, as generators are."""
+    return isinstance(value, (set, bytearray)) or is_generator(value)
 
 
 def _elements_of(value: Any) -> Array:

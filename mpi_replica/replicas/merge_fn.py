@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from ..core.indexed_slices import IndexedSlices
 from ..core.library_state import forget_casts
 from ..core.thread_state import ThreadState
 from ..core.values import DistributedValues, Mirrored, component_of, read_only
-from .memory_of_replicas import MemoryOfReplicas, are_apart, extents_of
+from .memory_of_replicas import MemoryOfReplicas, are_apart, extents_of, is_changed_by_use
 
 # Of leaves of a result above this size dtype and shape are compared between ranks.
 _HASHED_BYTES = 1 << 16
@@ -92,8 +93,8 @@ def unpacked(
     What a ``merge_fn`` gives back as it got it is the replica's own argument.
     """
     for call in calls:
-        for copy in call.copies.values():
-            copy.write_back()
+        for in_order in call.copies.values():
+            in_order.write_back()
     if value is None:
         return [None] * len(replica_ids)
     flat = nest.flatten_plain(value)
@@ -183,12 +184,14 @@ def _by_memory(
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy of an array; of one that is read-only, as on ranks of one replica, too."""
+    """Returns a copy of a value; of one that is read-only, as on ranks of one replica, too."""
     if isinstance(value, IndexedSlices):
         return value.changed(_copied)
-    copy = copy_of(value)
+    if is_changed_by_use(value):
+        return value.clone_state() if hasattr(value, "clone_state") else copy.deepcopy(value)
+    mine = copy_of(value)
     is_read_only = isinstance(value, (np.ndarray, np.void)) and not value.flags.writeable
-    return read_only(copy) if is_read_only else copy
+    return read_only(mine) if is_read_only else mine
 
 
 def comparable(result: Any) -> Any:

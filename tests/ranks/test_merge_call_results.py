@@ -1,6 +1,7 @@
 """What merge_call gives each replica is its own, and a merge_fn that failed has had its say."""
 
 import contextlib
+import random
 
 import numpy as np
 import pytest
@@ -54,6 +55,35 @@ def test_a_replica_has_slices_of_its_own(strategy, name):
 
     found = strategy.experimental_local_results(strategy.run(step))
     assert found == tuple([((2.0 + i, i), (1.0, 0)) for i in strategy.local_replica_ids])
+
+
+#: What is changed by who uses it: made of a number, and used so that it tells by how many.
+CHANGED_BY_USE = {
+    "Generator": (np.random.default_rng, lambda rng: rng.integers(1 << 60)),
+    "RandomState": (np.random.RandomState, lambda rng: rng.randint(1 << 60)),
+    "Random": (random.Random, lambda rng: rng.random()),
+    "set": (lambda seed: {seed}, lambda numbers: numbers.add(-len(numbers)) or len(numbers)),
+    "bytearray": (lambda seed: bytearray([seed]), lambda data: data.append(0) or len(data)),
+}
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+@pytest.mark.parametrize("kind", CHANGED_BY_USE)
+def test_a_replica_has_what_is_changed_by_its_use_for_itself(strategy, kind, is_given):
+    make, use = CHANGED_BY_USE[kind]
+
+    def merge(strategy, value):
+        return strategy.experimental_local_results(value)[0] if is_given else make(0)
+
+    def step():
+        ctx = mr.get_replica_context()
+        mine = ctx.merge_call(merge, (make(ctx.replica_id_in_sync_group),))
+        return [use(mine), use(mine)]
+
+    again = make(0)
+    expected = [use(again), use(again)]
+    for first, second in zip(*[x.values for x in strategy.run(step)], strict=True):
+        assert [first, second] == expected
 
 
 def test_slices_that_can_not_be_written_are_so_for_all_replicas(strategy):
