@@ -243,6 +243,50 @@ def test_what_pickle_can_not_make_again_is_made_without_it(strategy, make):
         check_works(strategy)
 
 
+def in_groups(i):
+    """Return a group with members of all kinds that pickle can't make, some in another group."""
+    inner = [Altered(f"text {i}"), OwnExit(replica=i), WithHandle("a handle")]
+    inner[0].add_note("of a member")
+    inner[0].code = 3
+    group = BaseExceptionGroup("inner", inner)
+    group.add_note("of a group")
+    return BaseExceptionGroup("outer", (ValueError(i), OtherArguments(i, where="here"), group))
+
+
+def members_of(group):
+    """Return each exception in a group, and in the groups in it: type, arguments and notes."""
+    members = getattr(group, "exceptions", ())
+    args = group.args[:1] if members else group.args
+    notes = [note for note in getattr(group, "__notes__", []) if not note.startswith("raised by")]
+    return [(type(group), repr(args), notes), *itertools.chain(*map(members_of, members))]
+
+
+def test_what_pickle_can_not_make_again_travels_in_a_group_too(strategy):
+    """A program that catches it with `except` goes the same way on all ranks."""
+    ranks = ranks_of(strategy)
+    for culprit in culprits(strategy):
+        step = raising(culprit, in_groups, after=1)
+        error = raises_everywhere(BaseExceptionGroup, lambda step=step: strategy.run(step))
+        assert type(error.args[1]) is tuple
+        expected = members_of(in_groups(culprit))
+        if strategy.rank != ranks[culprit]:
+            expected[-1][2].append("(what can't be pickled is not here: handle)")
+        assert members_of(error) == expected
+        assert error.exceptions[2].exceptions[0].code == 3
+        check_works(strategy)
+
+
+def test_a_group_in_which_one_can_not_be_pickled_is_told_by_a_stand_in(strategy):
+    ranks = ranks_of(strategy)
+    for culprit in culprits(strategy):
+
+        def make(i):
+            group = ExceptionGroup("inner", [Altered("altered"), Unpicklable(f"text {i}")])
+            return ExceptionGroup("text", [ValueError(i), group])
+
+        check_stand_in(strategy, culprit, ranks[culprit], make, ExceptionGroup)
+
+
 def test_what_can_not_be_pickled_is_told_by_a_stand_in(strategy):
     """Decision 16: the others get its type name, text and traceback."""
     ranks = ranks_of(strategy)

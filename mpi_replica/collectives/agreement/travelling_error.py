@@ -1,16 +1,19 @@
 """Exceptions on their way to other ranks.
 
 An exception travels as bytes that its sender has loaded back and compared. Where pickle can't make
-it again, as its ``__init__`` wants other arguments, it is made without that. Where a rank can't
-load them, all ranks but the one of origin raise a `RemoteReplicaError` with its text instead.
+it again, as its ``__init__`` wants other arguments, it is made without that, also in a group. Where
+a rank can't load them, all ranks but the one of origin raise a `RemoteReplicaError` with its text
+instead.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sysconfig
 import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...core.exceptions import RemoteReplicaError, add_note, text_of
@@ -92,21 +95,27 @@ def place_of(error: BaseException, *, may_be_library: bool) -> str:
 
 
 def _bytes_of(error: BaseException) -> bytes:
-    return _checked_bytes(error, error) or _checked_bytes(_WithoutInit(error), error)
+    return _checked_bytes(error, pickle.dumps) or _checked_bytes(error, _dumps_without_init)
 
 
-class _WithoutInit:
-    """Pickles an exception that pickle can't make: its ``__init__`` wants other arguments.
+def _dumps_without_init(error: BaseException, protocol: int) -> bytes:
+    file = io.BytesIO()
+    _PicklerWithoutInit(file, protocol).dump(error)
+    return file.getvalue()
 
-    Attributes that can't be pickled stay behind; a note says so.
+
+class _PicklerWithoutInit(pickle.Pickler):
+    """Pickles exceptions that pickle can't make: their ``__init__`` wants other arguments.
+
+    So it does those in a group. Attributes that can't be pickled stay behind; a note says so.
     """
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        error, state, missing = self._error, {}, []
-        for name, value in vars(error).items():
+    def reducer_override(self, obj: Any) -> Any:
+        """Returns how an exception is made; any other object is left to pickle."""
+        if not issubclass(type(obj), BaseException) or _checked_bytes(obj, pickle.dumps):
+            return NotImplemented
+        state, missing = {}, []
+        for name, value in vars(obj).items():
             try:
                 pickle.loads(pickle.dumps(value, protocol=5))
                 state[name] = value
@@ -115,8 +124,8 @@ class _WithoutInit:
         if missing:
             note = f"(what can't be pickled is not here: {', '.join(missing)})"
             state["__notes__"] = [*state.get("__notes__", []), note]
-        _, args, *_ = _built_in(type(error)).__reduce__(error)
-        return _made_without_init, (type(error), args, state)
+        _, args, *_ = _built_in(type(obj)).__reduce__(obj)
+        return _made_without_init, (type(obj), args, state)
 
 
 def _made_without_init(kind: type[BaseException], args: Any, state: dict[str, Any]) -> Any:
@@ -131,19 +140,21 @@ def _built_in(kind: type[BaseException]) -> Any:
     return next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
 
 
-def _checked_bytes(pickled: object, error: BaseException) -> bytes:
-    """Returns `pickled` as bytes, if they become the same as `error` again; else none."""
+def _checked_bytes(error: BaseException, dumps: Callable[..., bytes]) -> bytes:
+    """Returns `error` as bytes, if they become the same again; else none."""
     try:
-        data = pickle.dumps(pickled, protocol=5)
-        copy = pickle.loads(data)
-        return data if type(copy) is type(error) and _same(copy, error) else b""
+        data = dumps(error, protocol=5)
+        return data if _same(pickle.loads(data), error) else b""
     except BaseException:  # user code: __reduce__ and __init__ may raise anything
         return b""
 
 
 def _same(copy: BaseException, error: BaseException) -> bool:
-    if text_of(copy) != text_of(error):
+    if type(copy) is not type(error) or text_of(copy) != text_of(error):
         return False
+    if isinstance(copy, BaseExceptionGroup) and isinstance(error, BaseExceptionGroup):
+        pairs = zip(copy.exceptions, error.exceptions, strict=True)
+        return all(_same(*pair) for pair in pairs)
     try:
         if bool(copy.args == error.args):
             return True
