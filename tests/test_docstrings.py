@@ -252,6 +252,7 @@ FOR_THE_PACKAGE = {
     "ReplicaContext.meet",
     "ReplicaContext.meet_elsewhere",
     "ReplicaContext.require_run",
+    "ReplicaContext.will_begin_epoch",
     "ReplicaContext.will_write",
     "Strategy.move",
     "Strategy.name_of_variable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Protocol
 
 from .randomness import Generators
@@ -12,6 +13,13 @@ class CallsPerReplica(Protocol):
 
     #: While it is: that function, the call that calls it, and how, in words.
     per_replica_call: tuple[str, str, str] | None
+
+
+class CountsEpochs(Protocol):
+    """What counts the epochs of a dataset."""
+
+    #: How many have begun in a replica, or above the replicas: None.
+    begun: Counter[int | None]
 
 
 class AbstractStrategy:
@@ -75,6 +83,10 @@ class AbstractReplicaContext:
 
     def will_write(self, storage: Any) -> None:
         """Notes that the replica writes what it alone has of a variable."""
+        raise NotImplementedError
+
+    def will_begin_epoch(self, epochs: CountsEpochs) -> None:
+        """Notes that the replica begins an epoch of a dataset."""
         raise NotImplementedError
 
     def meet(self, call: Any) -> Any:

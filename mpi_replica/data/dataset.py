@@ -29,8 +29,7 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
     returns a new dataset. A dataset can be iterated any number of times; each iteration is the next
     epoch, and each pass of a `repeat` too, which is what `shuffle` draws a new order for. The
     dataset object counts its epochs: iterate it on all ranks or on none, or give `batches` the
-    epoch. In a step each replica counts its own, from 0; one that a failing run has not come to has
-    not counted.
+    epoch. In a step each replica counts its own, from 0; those of a run that fails begin again.
 
     Examples
     --------

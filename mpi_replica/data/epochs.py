@@ -70,7 +70,9 @@ class Epochs:
         reading = _reading.get()
         if reading is not None and self not in reading.own:
             return reading.next_epoch(self)
-        who = replica_id_at_work()
+        who, state = replica_id_at_work(), current_state()
+        if state is not None and state.replica_context is not None:
+            state.replica_context.will_begin_epoch(self)
         self.begun[who] += 1
         return self.begun[who] - 1
 

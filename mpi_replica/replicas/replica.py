@@ -12,7 +12,7 @@ import numpy as np
 from ..collectives.agreement.call import Call
 from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
-from ..core.abstract_strategy import AbstractReplicaContext
+from ..core.abstract_strategy import AbstractReplicaContext, CountsEpochs
 from ..core.argument_checks import integer
 from ..core.context import State, current_state, require_above, restore_state, swap_state
 from ..core.exceptions import ContextError
@@ -39,6 +39,9 @@ class Place(Protocol):
 
     def will_write(self, storage: Storage) -> None:
         """Notes that the replica writes its component of a variable."""
+
+    def will_begin_epoch(self, epochs: CountsEpochs) -> None:
+        """Notes that the replica begins an epoch of a dataset."""
 
     def check_devices(self, devices: Sequence[Any]) -> None:
         """Raises where a function on these devices of JAX would be in the way of other replicas."""
@@ -218,6 +221,11 @@ class Replica(AbstractReplicaContext):
         """Note that the replica writes its component of a variable."""
         if self._place is not None:
             self._place.will_write(storage)
+
+    def will_begin_epoch(self, epochs: CountsEpochs) -> None:
+        """Note that the replica begins an epoch of a dataset."""
+        if self._place is not None:
+            self._place.will_begin_epoch(epochs)
 
     def require_run(self, what: str) -> None:
         """Raise where it was made by hand, of one of several replicas."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..collectives.agreement.site import CallSite, FunctionIdentity
 from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
+from ..core.abstract_strategy import CountsEpochs
 from ..core.context import swap_state
 from ..core.exceptions import ContextError, ReplicaStopped, add_note, in_words, text_of
 from ..core.indexed_slices import IndexedSlices
@@ -93,6 +95,7 @@ class Seat:
     # With thousands of replicas on a rank this is a tenth of a run: Python gives an object a dict
     # where an attribute is set that none of the first thirty of its class had.
     __slots__ = (
+        "_epochs",
         "_ids",
         "_random",
         "_refusals",
@@ -147,6 +150,8 @@ class Seat:
         #: What takes back all that it has written to its components of variables since these were
         #: last written above the replicas, and how often they had been.
         self._written: dict[Storage, tuple[int, Callable[[], None]]] | None = None
+        #: How many epochs of datasets it had begun when it began one in this run.
+        self._epochs: weakref.WeakKeyDictionary[CountsEpochs, int] | None = None
         self._refusals = 0
 
     @property
@@ -167,8 +172,14 @@ class Seat:
         if writes_above != storage.writes_above:
             self._written[storage] = storage.writes_above, storage.way_back(self.replica_id)
 
+    def will_begin_epoch(self, epochs: CountsEpochs) -> None:
+        """Notes that the replica begins an epoch of a dataset."""
+        if self._epochs is None:
+            self._epochs = weakref.WeakKeyDictionary()
+        self._epochs.setdefault(epochs, epochs.begun[self.replica_id])
+
     def take_back(self) -> None:
-        """Has the replica draw the same numbers again, and its components be what they were.
+        """Has it draw the same numbers and begin the same epochs again; its components go back.
 
         Of a run that fails some replicas may not have begun, and which depends on who shares a
         rank.
@@ -179,6 +190,8 @@ class Seat:
         if self._random is not None:
             generator, state = self._random
             put_state(generator, state)
+        for epochs, begun in (self._epochs or {}).items():
+            epochs.begun[self.replica_id] = begun
 
     def work(self) -> None:
         """Runs the step function to its end; called where the replica runs."""
@@ -368,5 +381,5 @@ class Seat:
 
     def forget(self) -> None:
         """Lets go of what it was called with, and of what came of it; called by the hub."""
-        self.args, self.kwargs, self._written = (), {}, None
+        self.args, self.kwargs, self._written, self._epochs = (), {}, None, None
         self.value = self.end = self.error = None

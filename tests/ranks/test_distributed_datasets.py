@@ -363,6 +363,34 @@ def test_a_run_in_a_generator_begins_the_same_epochs_on_each_replica(strategy):
     assert second == [second[0]] * count != first
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_that_fails_begins_no_epoch_whoever_shares_a_rank(strategy, first):
+    """Some replicas of a rank have not begun when another one of it fails."""
+    shuffled = Dataset.range(8).shuffle(seed=3)
+    fails = 0 if first else strategy.num_replicas_in_sync - 1
+
+    def step(is_wrong):
+        inside = Dataset.range(8).shuffle(seed=3)
+        orders = [lists(data) for data in (shuffled, shuffled, inside)]
+        if is_wrong and mr.get_replica_context().replica_id_in_sync_group == fails:
+            raise KeyError("of one replica")
+        mr.get_replica_context().all_reduce("SUM", 1.0)
+        return orders
+
+    def orders_of_all():
+        found = strategy.experimental_local_results(strategy.run(step, args=(False,)))
+        return [orders for of_rank in gathered(found) for orders in of_rank]
+
+    above = lists(shuffled)
+    alone = Dataset.range(8).shuffle(seed=3)
+    epochs = [lists(alone) for _ in range(4)]
+    assert orders_of_all() == [[*epochs[:2], epochs[0]]] * strategy.num_replicas_in_sync
+    raises_everywhere(KeyError, lambda: strategy.run(step, args=(True,)))
+    assert orders_of_all() == [[*epochs[2:], epochs[0]]] * strategy.num_replicas_in_sync
+    assert [above, lists(shuffled)] == epochs[:2]
+    check_works(strategy)
+
+
 def test_the_epochs_of_what_was_made_for_a_replica_go_with_it(strategy):
     made = {}
 
