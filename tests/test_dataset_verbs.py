@@ -17,6 +17,7 @@ from mpi_replica.data import (
     ArraySpec,
     Dataset,
 )
+from mpi_replica.errors import StructureMismatchError
 
 Pair = namedtuple("Pair", "x y")
 
@@ -520,7 +521,7 @@ def test_what_does_not_fit_and_must_be_read_to_know_is_an_error_when_it_is_read(
     dataset = Dataset.range(2).concatenate(Dataset.from_source([0.5, 1.5]))
     with pytest.raises(TypeError, match=r"dtype int64 first and then shape \(\) and dtype float64"):
         _ = dataset.element_spec
-    with pytest.raises(TypeError, match="dtype int64 first and then"):
+    with pytest.raises(StructureMismatchError, match="dtype int64 first and then"):
         list(dataset.batch(3))
 
 

@@ -26,6 +26,7 @@ from ..core.array_libraries import (
     values_of,
     way_back,
 )
+from ..core.exceptions import StructureMismatchError
 from ..core.key_order import key_order, with_sorted_keys
 from ..core.more_than_numbers import require_only_numbers
 from ..core.nest import (
@@ -343,6 +344,20 @@ def require_fit(one: Any, other: Any, where: str) -> None:
                 f"shape {then.shape} and dtype {then.dtype}{at(path)}. Give all elements one dtype "
                 "and number of axes, as map(lambda x: x.astype(...)) makes them."
             )
+
+
+def require_alike(one: Any, other: Any, where: str) -> None:
+    """Raises unless elements that were read, with these specs, can follow one another.
+
+    Raises
+    ------
+    StructureMismatchError
+        What `require_fit` tells. So it is where each was read by a rank of its own.
+    """
+    try:
+        require_fit(one, other, where)
+    except TypeError as error:
+        raise StructureMismatchError(str(error)) from None
 
 
 def common_spec(one: Any, other: Any) -> Any:

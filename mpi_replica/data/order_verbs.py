@@ -221,8 +221,10 @@ class OrderVerbs(Chain):
         ------
         TypeError
             If it is no dataset, or its elements do not fit. Where nothing need be read for it this
-            is found out at once; else when `element_spec` is asked for, or both are in one batch
-            that is read by position. A stream's batch takes what stacks.
+            is found out at once; else when `element_spec` is asked for.
+        StructureMismatchError
+            While it is iterated, if they do not fit and both are in one batch that is read by
+            position. A stream's batch takes what stacks.
 
         Examples
         --------

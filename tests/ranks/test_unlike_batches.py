@@ -97,6 +97,16 @@ def test_batches_of_other_keys_dtypes_or_numbers_of_axes_are_told_with_both_side
             break
 
 
+def test_what_is_concatenated_and_does_not_fit_is_one_error_on_every_layout(strategy):
+    """A rank that reads a batch by itself finds out what others hear of one another."""
+    rows = [*range(strategy.num_replicas_in_sync)]
+    dataset = Dataset.from_source(rows).concatenate(Dataset.from_source([x + 0.5 for x in rows]))
+    iterator = iter(strategy.experimental_distribute_dataset(dataset.batch(2 * len(rows))))
+    error = raises_everywhere(mr.errors.StructureMismatchError, lambda: take(strategy, iterator))
+    assert all(dtype in str(error) for dtype in ("int64", "float64"))
+    check_works(strategy)
+
+
 @pytest.mark.parametrize("source", LENGTHS)
 def test_batches_that_come_to_differ_are_told_in_the_step_in_which_they_do(strategy, source):
     needs_two_ranks(strategy)

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.array_libraries import copy_of
-from ...core.exceptions import StructureMismatchError
 from ...core.nest import map_structure
-from ..elements import no_rows_of, require_fit, rows_of, spec_of, stack
+from ..elements import no_rows_of, require_alike, rows_of, spec_of, stack
 from .random_order import MOST_ROWS
 
 INFINITE_CARDINALITY = -1
@@ -134,10 +133,7 @@ class DatasetPlan:
         ]
         first, *others = map(spec_of, stacked)
         for other in others:
-            try:
-                require_fit(first, other, f"what replicas get of {self.text}")
-            except TypeError as error:
-                raise StructureMismatchError(str(error)) from None
+            require_alike(first, other, f"what replicas get of {self.text}")
         return stacked
 
     def _stacked(self, elements: Sequence[Any], positions: Positions) -> Any:

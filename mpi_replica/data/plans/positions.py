@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core.array_libraries import by_numpy
 from ...core.nest import map_structure
-from ..elements import common_spec, concatenate, require_fit, spec_of
+from ..elements import common_spec, concatenate, require_alike, require_fit, spec_of
 from ..read_ahead import read_ahead
 from .dataset_plan import (
     INFINITE_CARDINALITY,
@@ -74,7 +74,7 @@ class _Picking(Verb):
         for route, part in zip(routes, parts, strict=True):
             if route.source is not routes[0].source:
                 where = f"concatenate({route.source.text})"
-                require_fit(spec_of(parts[0][0]), spec_of(part[0]), where)
+                require_alike(spec_of(parts[0][0]), spec_of(part[0]), where)
         elements = list(itertools.chain.from_iterable(parts))
         return [elements[place] for place in _order(routes).tolist()]
 
