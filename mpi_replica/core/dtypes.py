@@ -97,8 +97,9 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
                 f" .astype({wide!r}) say."
             )
         raise TypeError(
-            f"{op.name} of {dtype.name} has no meaning: only numbers can be reduced. Use all_gather"
-            " or merge_call for other values."
+            f"{op.name} of {dtype.name} has no meaning: only numbers can be reduced. Above the"
+            " replicas use strategy.gather or strategy.gather_objects for other values, and in a"
+            " step all_gather or merge_call."
         )
     if dtype.kind in "biu" and op is ReduceOp.MEAN:
         return np.dtype(np.float64), np.dtype(np.float64)

@@ -101,6 +101,9 @@ def test_texts_are_gathered_by_what_there_is_where_they_were_reduced(strategy):
     texts = strategy.run(lambda: f"replica {replica_id()}")
     error = raises_everywhere(TypeError, lambda: strategy.reduce("SUM", texts, axis=None))
     assert "Use strategy.gather for strings and dates, and strategy.gather_objects" in str(error)
+    rows = strategy.run(lambda: np.array(["a", "b"]))
+    error = raises_everywhere(TypeError, lambda: strategy.reduce("SUM", rows, axis=0))
+    assert "Above the replicas use strategy.gather or strategy.gather_objects" in str(error)
     error = raises_everywhere(
         TypeError,
         lambda: strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", str(replica_id()))),
