@@ -71,8 +71,10 @@ class Assignable(AbstractVariable):
         Raises
         ------
         ValueError
-            Another shape; under NONE the replicas assigned different values, which may be told at a
-            later call; a `PerReplica` in cross-replica context.
+            Another shape; under NONE the replicas assigned different values; a `PerReplica` in
+            cross-replica context. Under NONE what only some replicas do wrong, also a shape or
+            dtype, may be told at a later call or at the end of the run, which depends on the
+            layout: don't catch it in the step.
         TypeError
             A dtype that does not fit.
         CollectiveMismatchError
