@@ -30,6 +30,7 @@ class Dataset(Factories, OrderVerbs, ElementVerbs):
     epoch, and each pass of a `repeat` too, which is what `shuffle` draws a new order for. The
     dataset object counts its epochs: iterate it on all ranks or on none, or give `batches` the
     epoch. In a step each replica counts its own, from 0; those of a run that fails begin again.
+    What makes a row, as the function of a `map`, may iterate one: it begins epochs of that row.
 
     Examples
     --------

@@ -17,24 +17,46 @@ DatasetKey = tuple[str, int]
 
 
 # A dataset that a generator iterates more than once in an epoch begins epochs so far apart; in a
-# generator that another one iterates as much farther.
+# generator that another one iterates as much farther. So do rows that iterate one, and then their
+# further iterations, behind so many rows.
 _BITS_APART = 20
+_BITS_OF_ROWS = 40
 
 
 class Reading:
-    """A context in which a function of the program yields the rows of an epoch.
+    """A context in which code of the program gives the rows of an epoch, or one of them.
 
-    It is called again after an error, and by each rank: what it iterates belongs to the epoch.
+    It is called again after an error, and by each rank, for the rows of which others need not call
+    it: what it iterates belongs to the epoch, and to the row.
+
+    Parameters
+    ----------
+    epoch : int
+    position : int, optional
+        That of the row, where it gives one.
     """
 
-    def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
+    __slots__ = ("_begun", "_epoch", "_own", "_shift", "_token")  # there is one for each row
+
+    def __init__(self, epoch: int, position: int | None = None) -> None:
         outer = _reading.get()
-        self._depth: int = 1 if outer is None else outer._depth + 1
-        self._begun: weakref.WeakKeyDictionary[Epochs, Counter[int | None]]
-        self._begun = weakref.WeakKeyDictionary()
-        #: Those that were made in it begin with their own first epoch, as often as it is read.
-        self.own: weakref.WeakSet[Epochs] = weakref.WeakSet()
+        self._shift: int = _BITS_APART + (0 if outer is None else outer._shift)
+        self._epoch = epoch
+        if position is not None:
+            self._epoch += int(position) << self._shift  # numpy's would overflow
+            self._shift += _BITS_OF_ROWS
+        self._begun: weakref.WeakKeyDictionary[Epochs, Counter[int | None]] | None = None
+        self._own: weakref.WeakSet[Epochs] | None = None
+
+    def has_made(self, epochs: Epochs) -> bool:
+        """Returns whether a dataset was made in it, and begins with its own first epoch."""
+        return self._own is not None and epochs in self._own
+
+    def add_own(self, epochs: Epochs) -> None:
+        """Notes that a dataset is made in it."""
+        if self._own is None:
+            self._own = weakref.WeakSet()
+        self._own.add(epochs)
 
     def __enter__(self) -> None:
         self._token = _reading.set(self)
@@ -44,10 +66,12 @@ class Reading:
 
     def next_epoch(self, epochs: Epochs) -> int:
         """Counts an epoch of a dataset that was made before."""
+        if self._begun is None:
+            self._begun = weakref.WeakKeyDictionary()
         begun = self._begun.setdefault(epochs, Counter())
         who = replica_id_at_work()
         begun[who] += 1
-        return self._epoch + (begun[who] - 1 << _BITS_APART * self._depth)
+        return self._epoch + (begun[who] - 1 << self._shift)
 
 
 _reading: contextvars.ContextVar[Reading | None] = contextvars.ContextVar(
@@ -62,13 +86,13 @@ class Epochs:
         #: By replica; None above the replicas.
         self.begun: Counter[int | None] = Counter()
         if (reading := _reading.get()) is not None:
-            reading.own.add(self)
+            reading.add_own(self)
         _known[_key_of_next(text)] = self
 
     def next(self) -> int:
         """Counts an epoch: of a replica the same ones on any layout, as if it were alone."""
         reading = _reading.get()
-        if reading is not None and self not in reading.own:
+        if reading is not None and not reading.has_made(self):
             return reading.next_epoch(self)
         who, state = replica_id_at_work(), current_state()
         if state is not None and state.replica_context is not None:

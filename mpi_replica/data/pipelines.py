@@ -18,7 +18,7 @@ from ..core.layout import Layout
 from ..core.values import Mirrored
 from .batches import kept_batch
 from .dataset import Dataset, elements_of
-from .epochs import made_apart
+from .epochs import Reading, made_apart
 from .function_contexts import InputContext
 
 #: What a replica gets for whom there is nothing more.
@@ -96,16 +96,20 @@ class Pipelines:
             sharing = layout.replica_ids(number)
             mine = [position for position, i in enumerate(sharing) if i in replica_ids]
             source = self._source(number)
-            elements = _elements(source, epoch, start * len(sharing))
-            if not isinstance(source, Dataset):
+            is_dataset = isinstance(source, Dataset)
+            reading = contextlib.nullcontext() if is_dataset else Reading(epoch)
+            with reading:
+                elements = _elements(source, epoch, start * len(sharing))
+            if not is_dataset:
                 # All of a step are read before any is used, and may come in one and the same
                 # memory; and a step may write into them.
                 elements = map(kept_batch, elements)
-            of_pipelines.append((elements, len(sharing), mine))
+            of_pipelines.append((elements, reading, len(sharing), mine))
+        own_rows = reading_own_rows if self._per_replica else contextlib.nullcontext
         while True:
             values = []
-            for elements, count, mine in of_pipelines:
-                with reading_own_rows() if self._per_replica else contextlib.nullcontext():
+            for elements, reading, count, mine in of_pipelines:
+                with own_rows(), reading:
                     step = [next(elements, END) for _ in range(count)]
                 values += [step[position] for position in mine]
             yield values

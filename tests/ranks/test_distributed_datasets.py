@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from mpi4py import MPI
 
 import mpi_replica as mr
 from datasets import lists
@@ -1059,3 +1060,72 @@ def test_rows_whose_order_of_keys_depends_on_the_rank_are_an_error(strategy):
         r"its keys in the order \[1, 0\].*order of keys",
         lambda: [strategy.reduce("SUM", x, axis=0) for batch in dataset for x in batch.values()],
     )
+
+
+def row_with_others(i, others):
+    return np.array([i, *[int(other) for other in others], *[int(other) for other in others]])
+
+
+class RowsWithOthers:
+    """An object that gives a row at a time."""
+
+    def __init__(self, others):
+        self.others = others
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return row_with_others(i, self.others)
+
+
+class BatchesWithOthers:
+    def __init__(self, i, others):
+        self.i, self.others = i, others
+
+    def __iter__(self):
+        return (row_with_others(8 * self.i + j, self.others)[None] for j in range(2))
+
+
+def in_own_pipelines(strategy, dataset_fn):
+    mode = mr.InputReplicationMode.PER_REPLICA
+    options = mr.InputOptions(experimental_replication_mode=mode)
+    return strategy.distribute_datasets_from_function(dataset_fn, options)
+
+
+def mapped(others):
+    return Dataset.range(8).map(lambda i: row_with_others(i, others))
+
+
+WAYS_TO_MAKE_ROWS = {
+    "map": lambda strategy, others: distributed(strategy, mapped(others).batch(4)),
+    "from_source": lambda strategy, others: distributed(
+        strategy, Dataset.from_source(RowsWithOthers(others)).batch(4)
+    ),
+    "map in own pipelines": lambda strategy, others: in_own_pipelines(
+        strategy,
+        lambda c: mapped(others).shard(c.num_input_pipelines, c.input_pipeline_id).batch(1),
+    ),
+    "own iterables": lambda strategy, others: in_own_pipelines(
+        strategy, lambda context: BatchesWithOthers(context.input_pipeline_id, others)
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_MAKE_ROWS)
+def test_a_dataset_that_rows_are_made_of_gives_each_the_same_on_any_layout(strategy, way):
+    """Other ranks don't make the row, and must not count its epochs."""
+    others = Dataset.range(100).shuffle(seed=1).take(2)
+
+    def rows_of_two_epochs(strategy):
+        dataset = WAYS_TO_MAKE_ROWS[way](strategy, others)
+        steps = [step for _ in range(2) for step in dataset]
+        return np.concatenate([strategy.gather(step, axis=0) for step in steps])
+
+    found = rows_of_two_epochs(strategy)
+    with mr.MPIStrategy(MPI.COMM_SELF, num_replicas=strategy.num_replicas_in_sync) as alone:
+        assert found.tolist() == rows_of_two_epochs(alone).tolist()
+    if way != "own iterables":  # others for each row, and each of its iterations
+        drawn = [tuple(pair) for row in found for pair in (row[1:3], row[3:])]
+        assert len(set(drawn)) > 0.9 * len(drawn)
+    assert list(others) == list(Dataset.range(100).shuffle(seed=1).take(2))  # its first epoch

@@ -26,6 +26,7 @@ from ..elements import (
     rows_of,
     stack,
 )
+from ..epochs import Reading
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -147,7 +148,9 @@ class Map(Verb):
     def _call(self, element: Any, position: int, epoch: int, cut: Cut | None) -> Element:
         rows = 1
         try:
-            made = as_arrays(spread(self._function, element), f"what {self._name} returned")
+            with Reading(epoch, position):
+                value = spread(self._function, element)
+            made = as_arrays(value, f"what {self._name} returned")
             if self.batched and cut is not None:
                 rows = row_count(made, lambda: f"what {self._name} returned")
                 made = parts_of(made, cut(rows))

@@ -126,9 +126,9 @@ class Items(DatasetPlan):
 
     def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
         try:
-            row = as_arrays(
-                called(operator.getitem, self._source, position), f"what {self.text} gave"
-            )
+            with Reading(epoch, position):
+                row = called(operator.getitem, self._source, position)
+            row = as_arrays(row, f"what {self.text} gave")
         except Exception as error:
             add_note(error, f"Raised for {self.place(position, epoch)}.")
             raise
