@@ -355,18 +355,20 @@ def test_what_was_made_before_a_loss_is_an_error_when_it_is_used():
     [
         ("gone", "1+2:step2:1", "replica 2 is gone", "Give the state a mr.CheckpointManager"),
         ("unsaved", "0+1:step2:1", "replicas 0-1 is gone", "no checkpoint was saved before"),
+        ("torn", "0+1:step2:1", "replicas 0-1 is gone", "has 1 checkpoint, which is not whole"),
         ("beginning", "1:beginning:1", "replica 2 is gone", "Give the state a mr.Checkpoint"),
         ("drawn", "1:beginning:3", "replica 2 is gone", "Give the state a mr.Checkpoint"),
     ],
 )
-def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words, advice):
-    done = lose("not_any_more.py", 4, succeeds=False, CASE=case, KILLS=kills)
+def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words, advice, tmp_path):
+    folder = str(tmp_path)
+    done = lose("not_any_more.py", 4, succeeds=False, CASE=case, KILLS=kills, FOLDER=folder)
     assert told(done) == {}
     (text,) = re.findall(r"^mpi_replica.errors.RankLostError: (.*)$", done.stderr, re.M)
     assert f"what belonged to {words}" in text
     assert advice in text
     assert "goes on" not in done.stderr
-    if case == "unsaved":
+    if case in ("unsaved", "torn"):
         assert re.search(
             r"^lost rank 0 \(.*\), rank 1 \(.*\), and what belonged to replicas 0-1: looks for the"
             r" last checkpoint\.$",

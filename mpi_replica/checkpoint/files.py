@@ -26,6 +26,9 @@ from ..core.exceptions import CheckpointError, CorruptCheckpointError
 # Large enough to be fast, and small enough that the sum finds in the cache what was just written.
 _BLOCK_BYTES = 1 << 22
 
+#: What to do about one that is torn or corrupt, where there is an older one.
+TAKE_OLDER = "Restore an older checkpoint."
+
 
 class Extent(NamedTuple):
     """Where an array lies in a file, and the CRC-32 of its bytes."""
@@ -433,12 +436,12 @@ def _refusals_named(path: Path, done: str) -> Iterator[None]:
 
 def _torn(path: Path, size_bytes: int) -> CheckpointError:
     return CorruptCheckpointError(
-        f"{path} is torn: it has less than {size_bytes} bytes. Restore an older checkpoint."
+        f"{path} is torn: it has less than {size_bytes} bytes. {TAKE_OLDER}"
     )
 
 
 def _corrupt(path: Path, extent: Extent) -> CheckpointError:
     return CorruptCheckpointError(
         f"{path} is corrupt: the {extent.size_bytes} bytes from byte {extent.offset} on have"
-        " another checksum than when they were written. Restore an older checkpoint."
+        f" another checksum than when they were written. {TAKE_OLDER}"
     )

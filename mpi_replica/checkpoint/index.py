@@ -18,7 +18,7 @@ from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from ..core.randomness import Generators
 from .decoder import decoded
 from .dtype_texts import dtype_from, dtype_text
-from .files import Extent, head_of, names_in, read_small
+from .files import TAKE_OLDER, Extent, head_of, names_in, read_small
 
 #: Of an index: some hundred bytes for each array.
 MOST_BYTES = 1 << 30
@@ -169,7 +169,7 @@ def unpacked(data: bytes, path: Path) -> Index:
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % zlib.crc32(line):
         raise CorruptCheckpointError(
-            f"{path} is torn or corrupt: its checksum does not fit. Restore an older checkpoint."
+            f"{path} is torn or corrupt: its checksum does not fit. {TAKE_OLDER}"
         )
     try:
         body = json.loads(line)

@@ -18,7 +18,7 @@ from ..collectives.barrier import BarrierCall
 from ..collectives.broadcast import Broadcast
 from ..core.argument_checks import absolute_path, flag, integer
 from ..core.context import require_cross_replica
-from ..core.exceptions import CheckpointError, CorruptCheckpointError
+from ..core.exceptions import CheckpointError, CorruptCheckpointError, mark_reporter
 from ..core.options import CommunicationOptions
 from ..ranks.launcher_connection import tell
 from . import files, preemption
@@ -239,7 +239,8 @@ class CheckpointManager:
         """Restore the newest checkpoint that is whole; return its path, None where there is none.
 
         Collective: all ranks call it, in cross-replica context. One that is torn or corrupt, or
-        that another job removes meanwhile, is skipped, and a warning tells.
+        that another job removes meanwhile, is skipped, and a warning tells; where none is whole of
+        those that are there, that is an error.
 
         Parameters
         ----------
@@ -257,9 +258,10 @@ class CheckpointManager:
         Raises
         ------
         CheckpointError
-            The newest one that is whole does not fit the program. Or the folder, or a file in it,
-            is there and can't be read: by its permissions, say, or without free descriptors. Or a
-            file is in the place of the folder.
+            The newest one that is whole does not fit the program. None of those that are there is
+            whole: a `CorruptCheckpointError`. The folder, or a file in it, is there and can't be
+            read: by its permissions, say, or without free descriptors. Or a file is in the place
+            of the folder.
         TypeError
             `init_fn` is not callable; on every rank.
         Exception
@@ -295,18 +297,21 @@ class CheckpointManager:
         if given is not None and not callable(given):
             text = f"init_fn must be callable or None, got {init_fn!r}."
             engine.fail(kind, TypeError(text))
-        tried: set[int] = set()
-        # Looked for anew each time: another job may save meanwhile, and remove what is older.
-        while steps := [step for step in self._steps_for_all(kind) if step not in tried]:
-            step = steps[-1]
-            tried.add(step)
+        problems: dict[int, CheckpointError] = {}
+        steps = self._steps_for_all(kind)
+        while untried := [step for step in steps if step not in problems]:
+            step = untried[-1]
             path = self._path(step)
             try:
                 self._checkpoint.restore(path, strict=strict)
             except CheckpointError as error:
-                is_corrupt = isinstance(error, CorruptCheckpointError)
-                if not is_corrupt and step in self._steps_for_all(kind):
+                # Another job may save meanwhile, and remove what is older.
+                steps = self._steps_for_all(kind)
+                if step in steps and not isinstance(error, CorruptCheckpointError):
                     raise
+                problems[step] = error
+                if steps and problems.keys() >= {*steps}:
+                    raise self._none_is_whole(len(steps), steps[-1], problems[steps[-1]]) from None
                 if engine.layout.rank == 0:
                     _log.warning("%s is skipped: %s", path, error)
             else:
@@ -314,6 +319,19 @@ class CheckpointManager:
         if init_fn is not None:
             init_fn()
         return None
+
+    def _none_is_whole(self, number: int, step: int, problem: Exception) -> CheckpointError:
+        """Returns the error of a folder whose checkpoints are all torn or corrupt."""
+        have = "1 checkpoint, which is not"
+        if number > 1:
+            have = f"{number} checkpoints, none of them"
+        why = str(problem).removesuffix(f" {files.TAKE_OLDER}")
+        error = CorruptCheckpointError(
+            f"{self._directory} has {have} whole. Of the newest, {_NAME}-{step}: {why} Put whole"
+            " files in their place, or move the folder away to begin anew."
+        )
+        mark_reporter(error, self._checkpoint.strategy.engine.layout.rank == 0)
+        return error
 
     def _steps_for_all(self, kind: str) -> list[int]:
         """Returns the steps that rank 0 sees: a folder on several hosts may not look alike."""

@@ -117,7 +117,7 @@ class CorruptCheckpointError(CheckpointError):
     """A file of a checkpoint is missing, torn or corrupt: an older checkpoint may be whole.
 
     Raised on all ranks when it is restored, as `CheckpointError` is. ``restore_or_initialize`` of
-    a `CheckpointManager` takes the newest one that is whole.
+    a `CheckpointManager` takes the newest one that is whole, and raises it where none is.
     """
 
 

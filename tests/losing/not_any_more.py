@@ -4,7 +4,8 @@ Environment variables
 ---------------------
 CASE
     ``values``: rank 1 dies, and what was made before is used. ``gone``: ranks 1 and 2 die
-    together, whose replicas are lost; ``unsaved``: the same with a manager that has not saved.
+    together, whose replicas are lost; ``unsaved``: the same with a manager that has not saved;
+    ``torn``: with one whose only checkpoint, in FOLDER, is torn.
     ``beginning``: rank 1 dies before the first commit. ``unloadable``: rank 2, which keeps the
     copies of rank 1, has no memory to load them. ``partly``: something belongs to one replica of a
     rank alone.
@@ -37,7 +38,10 @@ own = strategy.experimental_distribute_values_from_function(
 )
 batches = strategy.experimental_distribute_dataset(mr.data.Dataset.range(50).batch(10))
 state = mr.ElasticState(strategy, step=0, own=None if case in ("partly", "drawn") else own)
-manager = mr.CheckpointManager(state, "/nonexistent") if case == "unsaved" else None
+folder = {"unsaved": "/nonexistent", "torn": os.environ.get("FOLDER")}.get(case)
+manager = None if folder is None else mr.CheckpointManager(state, folder)
+if case == "torn":
+    open(manager.save(1) + ".index", "w").close()
 before = {
     "of a run": strategy.run(replica_id),
     "from a function": own,

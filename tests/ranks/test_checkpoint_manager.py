@@ -233,6 +233,59 @@ def test_a_torn_one_keeps_no_whole_one_from_being_kept(managed, strategy):
     assert gathered(manager.steps) == gathered([1, 3])
 
 
+def tear(manager, strategy, *steps):
+    if strategy.rank == 0:
+        for step in steps:
+            (data,) = Path(manager.directory).glob(f"ckpt-{step}.*.data-00000-of-*")
+            os.truncate(data, 3)
+    gathered(None)
+
+
+def test_where_none_is_whole_that_is_an_error_on_all_and_no_reason_to_begin_anew(
+    managed, strategy, caplog
+):
+    manager, begun = managed(), []
+    save(manager, 2, 10, 3)
+    tear(manager, strategy, 2, 3, 10)
+    manager.checkpoint.step = 0
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        error = raises_everywhere(
+            CorruptCheckpointError, lambda: manager.restore_or_initialize(lambda: begun.append(1))
+        )
+    text = str(error)
+    assert f"{manager.directory} has 3 checkpoints, none of them whole. Of the newest, ckpt" in text
+    assert f"ckpt-3: {manager.directory}/ckpt-3." in text
+    assert "is torn" in text
+    assert "move the folder away to begin anew" in text
+    assert "older checkpoint" not in text, "there is none"
+    assert (begun, manager.checkpoint.step) == ([], 0)
+    assert len(caplog.records) == (0 if strategy.rank else 2), "for those with an older one"
+    check_works(strategy)
+    assert manager.steps == [2, 10, 3]
+
+
+def test_where_another_job_removes_the_only_one_meanwhile_the_program_begins_anew(
+    managed, strategy, monkeypatch
+):
+    manager, begun = managed(), []
+    save(manager, 1)
+    tear(manager, strategy, 1)
+    restore = manager.checkpoint.restore
+
+    def removed_meanwhile(path, **settings):
+        try:
+            restore(path, **settings)
+        finally:
+            gathered(None)
+            if strategy.rank == 0:
+                os.unlink(f"{path}.index")
+
+    monkeypatch.setitem(vars(manager.checkpoint), "restore", removed_meanwhile)
+    assert manager.restore_or_initialize(lambda: begun.append(1)) is None
+    assert begun == [1]
+    check_works(strategy)
+
+
 class Refusal:
     """What the system refuses on rank 0, for a moment: files whose names have a pattern in them."""
 

@@ -15,7 +15,12 @@ from ...collectives.agreement.site import CallSite, FunctionIdentity
 from ...collectives.strategy_base import StrategyBase
 from ...core.abstract_variable import AbstractVariable
 from ...core.context import require_cross_replica
-from ...core.exceptions import RankLostError, ReplicaStopped, mark_reporter
+from ...core.exceptions import (
+    CorruptCheckpointError,
+    RankLostError,
+    ReplicaStopped,
+    mark_reporter,
+)
 from ...core.layout import Layout, numbers_text
 from ...core.object_state import places_of
 from ...core.options import CommunicationOptions
@@ -238,7 +243,7 @@ class Keeper:
         Raises
         ------
         RankLostError
-            There is none.
+            There is none, or none that is whole.
         """
         manager = manager_of(self._state)
         lost, self.lost_replicas = self.lost_replicas, ()
@@ -253,7 +258,10 @@ class Keeper:
         beside = variables_beside(self._strategy, objects)
         lose_values(beside.values())
         with restored_exactly(self._state):
-            path = None if manager is None else manager._restore_or_initialize()
+            try:
+                path = None if manager is None else manager._restore_or_initialize()
+            except CorruptCheckpointError as error:
+                raise self._gone(lost, f". {error}") from error
         if path is None:
             raise self._gone(lost, ", and no checkpoint was saved before.")
         # Otherwise a loss may leave some ranks with it, and others with the commit.
