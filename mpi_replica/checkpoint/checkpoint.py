@@ -16,6 +16,7 @@ from ..collectives.verify import Verification
 from ..core.abstract_variable import AbstractVariable
 from ..core.context import current_strategy, open_strategies, require_cross_replica
 from ..core.exceptions import CheckpointError, ContextError
+from ..core.object_state import leaves_of
 from ..core.options import CommunicationOptions, VariableAggregation
 from ..core.values import Mirrored, PerReplica
 from ..ranks.watch.span import span
@@ -293,6 +294,9 @@ class Checkpoint:
 
         def finish(index: Index, objects: dict[str, Any]) -> None:
             self._replace(objects)
+            restored = [leaf for one in objects.values() for _, leaf in leaves_of(one)]
+            for dataset in engine.datasets.values():
+                dataset.go_on_behind(restored)
             _restore_generators(strategy, index)
 
         is_reader = engine.layout.rank == 0

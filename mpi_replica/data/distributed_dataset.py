@@ -117,6 +117,13 @@ class DistributedDataset:
             if iterator._input is self._input:
                 self._newest = iterator._place
 
+    def go_on_behind(self, restored: Iterable[Any]) -> None:
+        """Make the next iteration that behind the iterator that goes on where this one would."""
+        for one in restored:
+            if isinstance(one, DistributedIterator) and one._input is self._input:
+                if self._newest is None and one._place == self._start:
+                    self._newest, self._iterator = one._place, weakref.ref(one)
+
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iteration stands, for a checkpoint.
 

@@ -55,8 +55,16 @@ def test_what_was_saved_is_restored_on_any_number_of_ranks_and_replicas(strategy
     assert content(again) == wanted
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_dataset_goes_on_behind_its_restored_iterator(strategy, path, ended):
+HELD = {
+    "the iterator": lambda dataset, iterator: {"iterator": iterator},
+    "the dataset first": lambda dataset, iterator: {"dataset": dataset, "iterator": iterator},
+    "the iterator first": lambda dataset, iterator: {"a": {"of it": [iterator]}, "b": dataset},
+}
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+@pytest.mark.parametrize("held", HELD)
+def test_a_dataset_goes_on_behind_its_restored_iterator(strategy, path, held, taken):
     rows = mr.data.Dataset.range(8).shuffle(seed=1).batch(4)
 
     def epoch(steps):
@@ -66,17 +74,44 @@ def test_a_dataset_goes_on_behind_its_restored_iterator(strategy, path, ended):
         dataset = strategy.experimental_distribute_dataset(rows)
         for _ in range(epochs):
             epoch(dataset)
-        return dataset, iter(dataset)
+        iterator = iter(dataset)
+        return dataset, iterator, mr.Checkpoint(strategy, **HELD[held](dataset, iterator))
 
-    dataset, iterator = begun(3)
-    for _ in range(1 + ended):
+    dataset, iterator, checkpoint = begun(3)
+    for _ in range(taken):
         next(iterator)
-    mr.Checkpoint(strategy, iterator=iterator).save(path)
+    checkpoint.save(path)
     wanted = epoch(iterator), epoch(dataset), epoch(dataset)
-    for epochs in (0, 5):
-        dataset, iterator = begun(epochs)
-        mr.Checkpoint(strategy, iterator=iterator).restore(path)
+    for epochs in (0, 3, 5):
+        dataset, iterator, checkpoint = begun(epochs)
+        checkpoint.restore(path)
         assert (epoch(iterator), epoch(dataset), epoch(dataset)) == wanted
+    if held != "the iterator":  # which is not the newest one any more
+        checkpoint.restore(path)
+        assert (epoch(iterator), epoch(dataset), epoch(dataset)) == wanted
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_dataset_goes_on_in_a_later_epoch_than_that_of_an_iterator_beside_it(
+    strategy, path, is_first
+):
+    def begun():
+        rows = mr.data.Dataset.range(8).shuffle(seed=1).batch(2)
+        dataset = strategy.experimental_distribute_dataset(rows)
+        older = iter(dataset)
+        held = {"a": older, "b": dataset} if is_first else {"a": dataset, "b": older}
+        return dataset, older, mr.Checkpoint(strategy, **held)
+
+    dataset, older, checkpoint = begun()
+    newest = iter(dataset)
+    for iterator in (older, newest, newest):
+        next(iterator)
+    checkpoint.save(path)
+    wanted = [[strategy.gather(step, axis=0).tolist() for step in one] for one in (older, newest)]
+    dataset, older, checkpoint = begun()
+    checkpoint.restore(path)
+    found = [[strategy.gather(step, axis=0).tolist() for step in one] for one in (older, dataset)]
+    assert found == wanted
 
 
 def test_mappings_that_can_not_be_changed_are_made_anew(strategy, path):
