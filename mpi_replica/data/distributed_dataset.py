@@ -172,7 +172,8 @@ class DistributedDataset:
         Notes
         -----
         No communication: the ranks compare where they stand when they iterate. A warning tells
-        where the "source" was another one. A `Checkpoint` that holds the dataset calls it.
+        where the "source" was another one, but for what it prefetches. A `Checkpoint` that holds
+        the dataset calls it.
 
         Examples
         --------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -82,7 +83,7 @@ class Progress:
                         f" pipeline {i} was {had} then, and is {has} now: {_LOST}"
                     )
         source = state.get("source", made_of.text)  # not in those of older versions
-        if source != made_of.text and engine.layout.rank == 0:
+        if _of_rows(source) != _of_rows(made_of.text) and engine.layout.rank == 0:
             _log.warning(
                 "the input stood at step %s of %s, and is %s now: the rest of this epoch has other"
                 " rows, so that some come twice and others never. Give the input that it was, or"
@@ -466,6 +467,11 @@ class OptionalStep:
         if not self._values:
             raise ValueError("there is no value: the distributed dataset has ended.")
         return self._values[0]
+
+
+def _of_rows(text: str) -> str:
+    """Returns what tells of the rows in the text of a `Dataset`: not what is read ahead."""
+    return re.sub(r"\.prefetch\(\d+\)", "", text)
 
 
 def placeless_site() -> CallSite:

@@ -991,6 +991,27 @@ def test_a_state_of_other_input_is_told_of_by_rank_0(strategy, change, caplog):
     assert all("shuffle(seed=1).batch(4)>, and is" in text for text in caplog.messages)
 
 
+@pytest.mark.parametrize("had", [0, 2])
+@pytest.mark.parametrize("has", [0, 3])
+def test_what_is_read_ahead_makes_no_other_input(strategy, had, has, caplog):
+    def rows(ahead):
+        numbers = Dataset.range(40).shuffle(seed=1)
+        numbers = numbers.prefetch(ahead) if ahead else numbers
+        numbers = Dataset.zip((numbers, Dataset.range(40))).batch(4)
+        return distributed(strategy, numbers.prefetch(ahead) if ahead else numbers)
+
+    dataset, other = rows(had), rows(has)
+    next(iter(dataset))
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        other.load_state_dict(dataset.state_dict())
+    assert caplog.messages == []
+    again, whole = (
+        [strategy.gather(numbers, axis=0).tolist() for numbers, _ in one]
+        for one in (other, rows(0))
+    )
+    assert again == whole[1:]
+
+
 def test_values_of_other_structure_on_another_rank_are_an_error_everywhere(strategy):
     last = strategy.num_replicas_in_sync - 1
     if not last:
