@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from .function_contexts import InputContext
 from .pipelines import END, Pipelines, check_source
 from .plans.dataset_plan import UNKNOWN_CARDINALITY
 from .step_reader import MakeSteps, ReadOnce, SourceKind, Step, StepReader
+
+_log = logging.getLogger("mpi_replica")
 
 
 class Input:
@@ -112,15 +115,30 @@ class Input:
                 return [*[parts[i] for i in ids], *ends]
 
             batches: Iterable[tuple[int, list[Any]]]
+            num_left_out = start
             if isinstance(dataset, Dataset):
                 batches = parts_of_batches(dataset, local_parts, epoch, start)
             else:
-                rest = itertools.islice(dataset, start, None)
+                rest = iter(dataset)
+                num_left_out = sum(1 for _ in itertools.islice(rest, start))
                 keeps = keeps_batches(dataset)
                 batches = (cut(batch, local_parts, is_kept=keeps) for batch in rest)
+            has_more = False
             for rows, parts in batches:
+                has_more = True
                 ends = digest_of_rows(parts.pop()) if has_ends else 0
                 yield Step(list(map(kept_batch, parts)) if is_kept else parts, rows, ends)
+            if has_more or not start:
+                return
+            is_short = num_left_out < start or _ends_before(dataset, epoch, start)
+            if is_short and engine.layout.rank == 0:
+                what = repr(dataset) if isinstance(dataset, Dataset) else type(dataset).__qualname__
+                _log.warning(
+                    "the input stood at step %s, and has fewer steps now (%s): this epoch is at its"
+                    " end. Give the input that it was, or save between two epochs.",
+                    start,
+                    what,
+                )
 
         if isinstance(dataset, Dataset):
             if not dataset.is_batched:
@@ -207,6 +225,22 @@ class Input:
     def reader(self) -> StepReader:
         """Returns what reads the steps of one more iteration."""
         return StepReader(self._steps, kind=self._kind, ahead=self.ahead)
+
+
+def _ends_before(dataset: Any, epoch: int, start: int) -> bool:
+    """Returns whether a `Dataset` that has no step `start` does not have the one before either.
+
+    All ranks call it: what makes rows may draw from ``strategy.rng``.
+    """
+    if not isinstance(dataset, Dataset):
+        return False
+    if dataset.cardinality() != UNKNOWN_CARDINALITY:
+        return dataset.cardinality() < start
+    try:  # nothing has counted those that were left out
+        no_rows = parts_of_batches(dataset, lambda rows: [slice(0, 0)], epoch, start - 1)
+        return next(no_rows, None) is None
+    except Exception:  # in that step
+        return False
 
 
 def _checked(options: InputOptions | None) -> InputOptions:

@@ -991,6 +991,52 @@ def test_a_state_of_other_input_is_told_of_by_rank_0(strategy, change, caplog):
     assert all("shuffle(seed=1).batch(4)>, and is" in text for text in caplog.messages)
 
 
+SHORTER = {
+    "known": lambda steps: Dataset.range(4 * steps).batch(4),
+    "unknown": lambda steps: generated(np.arange(4 * steps)).batch(4),
+    "dropping": lambda steps: generated(np.arange(4 * steps + 3)).batch(4, drop_remainder=True),
+    "mapped": lambda steps: generated(np.arange(4 * steps)).batch(4).map(lambda x: x[:1] + x),
+    "a list": lambda steps: [np.arange(4)] * steps,
+    "an iterator": lambda steps: iter([np.arange(4)] * steps),
+}
+
+
+@pytest.mark.parametrize("source", SHORTER)
+@pytest.mark.parametrize(("has", "is_told"), [(0, True), (2, True), (3, False), (4, False)])
+def test_input_that_ends_before_its_state_is_told_of_by_rank_0(
+    strategy, source, has, is_told, caplog
+):
+    dataset = distributed(strategy, SHORTER[source](has))
+    dataset.load_state_dict({"epoch": 0, "steps": 3, "pipelines": None})
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        assert len(list(dataset)) == max(0, has - 3)
+    assert len(caplog.messages) == (is_told and strategy.rank == 0)
+    for text in caplog.messages:
+        assert text.startswith("the input stood at step 3, and has fewer steps now (")
+        assert "this epoch is at its end" in text
+
+
+def test_input_that_ends_before_its_state_and_is_read_ahead_is_told_of_once(strategy, caplog):
+    options = mr.InputOptions(experimental_per_replica_buffer_size=2)
+    batches = Dataset.range(8).batch(4)
+    dataset = strategy.experimental_distribute_dataset(batches, options)
+    dataset.load_state_dict({"epoch": 0, "steps": 3, "pipelines": None})
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        assert [len(list(dataset)) for _ in range(2)] == [0, 2]
+    assert len(caplog.messages) == (strategy.rank == 0)
+
+
+def test_input_whose_step_before_its_state_can_not_be_read_has_that_step(strategy, caplog):
+    def bad(row):
+        raise ValueError(f"row {row}")
+
+    dataset = distributed(strategy, generated(np.arange(12)).map(bad).batch(4))
+    dataset.load_state_dict({"epoch": 0, "steps": 3, "pipelines": None})
+    with caplog.at_level(logging.WARNING, "mpi_replica"):
+        assert list(dataset) == []
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("had", [0, 2])
 @pytest.mark.parametrize("has", [0, 3])
 def test_what_is_read_ahead_makes_no_other_input(strategy, had, has, caplog):
