@@ -30,6 +30,9 @@ from .saved_values import Reader
 
 _log = logging.getLogger("mpi_replica")
 
+# The attributes that the package sets, of an `ElasticState`, too.
+_OWN = frozenset({"_given_strategy", "_is_exact", "_manager", "_commit"})
+
 
 class Checkpoint:
     """The state of a program that is saved and restored together.
@@ -53,8 +56,8 @@ class Checkpoint:
     Raises
     ------
     ValueError
-        A name is that of a method, or begins with _ or $. Where it is saved or restored: its
-        variables belong to several strategies.
+        A name is that of a method, or begins with _ or $; also where it is assigned later. Where it
+        is saved or restored: its variables belong to several strategies.
     TypeError
         `strategy` is none.
 
@@ -79,14 +82,8 @@ class Checkpoint:
     """
 
     def __init__(self, strategy: StrategyBase | None = None, /, **objects: Any) -> None:
-        names = sorted(
-            name for name in objects if hasattr(type(self), name) or name.startswith(("_", "$"))
-        )
-        if names:
-            raise ValueError(
-                f"Checkpoint can't have an object named {names[0]!r}: the names of its methods, and"
-                " those that begin with _ or $, are its own. Give it another one."
-            )
+        for name in sorted(objects):
+            self._require_free(name)
         if strategy is not None and not isinstance(strategy, StrategyBase):
             raise TypeError(
                 f"Checkpoint got {strategy!r}, which is no strategy. Write mr.Checkpoint(strategy,"
@@ -99,6 +96,19 @@ class Checkpoint:
     _is_exact = False
     #: A weak reference to the manager that was made for it last.
     _manager: Callable[[], Any] | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dict__ and name not in _OWN:
+            self._require_free(name)
+        super().__setattr__(name, value)
+
+    def _require_free(self, name: str) -> None:
+        """Raises where it is no name for an object: it would not be saved, or hide a method."""
+        if hasattr(type(self), name) or name.startswith(("_", "$")):
+            raise ValueError(
+                f"Checkpoint can't have an object named {name!r}: the names of its methods, and"
+                " those that begin with _ or $, are its own. Give it another one."
+            )
 
     @property
     def _objects(self) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Checkpoints that can't be saved or restored: an error on one rank is the same one on all."""
 
 import collections
+import copy
 import enum
 import errno
 import logging
 import os
+import re
 import shutil
 
 import numpy as np
@@ -607,6 +609,33 @@ def test_in_a_replica_it_is_a_context_error(strategy, path, name):
     )
     assert f"Checkpoint.{name}" in str(error)
     check_works(strategy)
+
+
+@pytest.mark.parametrize("kind", [mr.Checkpoint, mr.ElasticState])
+@pytest.mark.parametrize("name", ["_momentum", "$x", "save", "restore", "strategy", "_objects"])
+def test_a_name_that_is_the_checkpoints_own_is_an_error_however_it_is_given(strategy, kind, name):
+    with pytest.raises(ValueError, match=r"an object named .* Give it another one\.") as given:
+        kind(strategy, **{name: 5, "step": 0})
+    checkpoint = kind(strategy, step=0)
+    with pytest.raises(ValueError, match=f"named '{re.escape(name)}'") as assigned:
+        setattr(checkpoint, name, 5)
+    assert str(assigned.value) == str(given.value)
+    assert repr(checkpoint) == "<mr.Checkpoint of step>"
+
+
+@pytest.mark.parametrize("kind", [mr.Checkpoint, mr.ElasticState])
+def test_objects_can_be_assigned_removed_and_copied(strategy, path, kind):
+    checkpoint = kind(strategy, step=0)
+    checkpoint.step += 1
+    checkpoint.more = 2
+    again = copy.copy(checkpoint)
+    again.step, again.other = 5, 3
+    del again.more
+    assert (repr(again), checkpoint.step) == ("<mr.Checkpoint of step, other>", 1)
+    again.save(path)
+    again.step = 0
+    again.restore(path)
+    assert (again.step, again.strategy) == (5, strategy)
 
 
 def test_a_checkpoint_without_variables_must_be_told_its_strategy(strategy, shared_folder):
