@@ -4,6 +4,7 @@ import collections
 import decimal
 import enum
 import json
+import math
 import os
 import time
 import types
@@ -233,6 +234,18 @@ def test_what_has_more_fields_than_items_is_a_type_error_that_says_where(value):
 def test_what_can_be_no_key_is_a_type_error_that_says_where(key):
     with pytest.raises(TypeError, match=r"the keys of checkpoint\.x"):
         encoded({"a": 1, key: 2})
+
+
+@pytest.mark.parametrize("nan", [float("nan"), np.float32("nan"), complex(0, math.nan)])
+@pytest.mark.parametrize(
+    "wrap", [lambda key: key, lambda key: ("a", (key,))], ids=["", "in tuples"]
+)
+def test_nan_is_no_key_but_in_the_state_of_an_object_that_takes_it_back(nan, wrap):
+    encoder = Encoder(lambda value: value, lambda value: None)
+    with pytest.raises(ValueError, match=r"nan.* \(the keys of checkpoint\.x\).* equals no key"):
+        encoder.encode({1.0: 1, wrap(nan): 2}, "checkpoint.x")
+    state = encoder.encode(Stateful({wrap(nan): 2}), "checkpoint.x")
+    assert list(decoded(state["$state"], encoder.arrays.__getitem__).values()) == [2]
 
 
 def test_a_key_that_is_nested_too_deep_is_an_error_that_says_where():

@@ -304,6 +304,12 @@ class Encoder:
         # Python has nothing like these.
         if is_object or isinstance(plain, (np.generic, DistributedValues)):
             raise self._refused(key, path)
+        # Who loads the state of an object does not look for the keys that it has.
+        if self._own is not None and isinstance(plain, (float, complex)) and plain != plain:
+            raise ValueError(
+                f"a checkpoint can't hold {plain} ({path}): it equals no key, so that what is"
+                " under it is not found again. Take another key for it, such as None."
+            )
         return self.encode(plain, path)
 
     def _refused(self, value: Any, path: str, why: object = _NO_STATE) -> TypeError:
