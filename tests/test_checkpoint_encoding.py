@@ -6,6 +6,7 @@ import enum
 import json
 import math
 import os
+import re
 import time
 import types
 
@@ -216,6 +217,13 @@ def test_what_has_no_plain_data_is_a_type_error_that_says_where(value):
         encoded({"a": [0, value]})
     with pytest.raises(TypeError, match=r"state_dict\(\)\['a'\]"):
         encoded(Stateful({"a": value}))
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(object), np.dtypes.StringDType(), np.dtype("i4,O")])
+def test_an_array_without_plain_data_is_named_with_its_dtype(dtype):
+    words = f"ndarray of dtype {dtype} (checkpoint.x): it takes arrays of fixed item size"
+    with pytest.raises(TypeError, match=re.escape(words)):
+        encoded(np.zeros(1, dtype))
 
 
 @pytest.mark.parametrize("value", [os.stat_result(range(10)), time.struct_time(range(9))])

@@ -187,7 +187,8 @@ class Encoder:
             try:
                 dtype_text(array.dtype)
             except TypeError as error:
-                raise self._refused(value, path) from error
+                about = f" of dtype {array.dtype}"
+                raise self._refused(value, path, about=about) from error
             return {SCALAR if isinstance(value, np.generic) else ARRAY: self._kept(array)}
         if isinstance(value, int):
             return self._number(int(value), path)
@@ -312,5 +313,8 @@ class Encoder:
             )
         return self.encode(plain, path)
 
-    def _refused(self, value: Any, path: str, why: object = _NO_STATE) -> TypeError:
-        return TypeError(f"a checkpoint can't hold {type(value).__qualname__} ({path}): {why}")
+    def _refused(
+        self, value: Any, path: str, why: object = _NO_STATE, about: str = ""
+    ) -> TypeError:
+        what = f"{type(value).__qualname__}{about} ({path})"
+        return TypeError(f"a checkpoint can't hold {what}: {why}")
