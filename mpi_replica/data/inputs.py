@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -123,15 +124,12 @@ class Input:
                 num_left_out = sum(1 for _ in itertools.islice(rest, start))
                 keeps = keeps_batches(dataset)
                 batches = (cut(batch, local_parts, is_kept=keeps) for batch in rest)
-            has_more = False
+            num_steps: float = length if length >= 0 else num_left_out
             for rows, parts in batches:
-                has_more = True
+                num_steps = math.inf
                 ends = digest_of_rows(parts.pop()) if has_ends else 0
                 yield Step(list(map(kept_batch, parts)) if is_kept else parts, rows, ends)
-            if has_more or not start:
-                return
-            is_short = num_left_out < start or _ends_before(dataset, epoch, start)
-            if is_short and engine.layout.rank == 0:
+            if num_steps < start and engine.layout.rank == 0:
                 what = repr(dataset) if isinstance(dataset, Dataset) else type(dataset).__qualname__
                 _log.warning(
                     "the input stood at step %s, and has fewer steps now (%s): this epoch is at its"
@@ -225,22 +223,6 @@ class Input:
     def reader(self) -> StepReader:
         """Returns what reads the steps of one more iteration."""
         return StepReader(self._steps, kind=self._kind, ahead=self.ahead)
-
-
-def _ends_before(dataset: Any, epoch: int, start: int) -> bool:
-    """Returns whether a `Dataset` that has no step `start` does not have the one before either.
-
-    All ranks call it: what makes rows may draw from ``strategy.rng``.
-    """
-    if not isinstance(dataset, Dataset):
-        return False
-    if dataset.cardinality() != UNKNOWN_CARDINALITY:
-        return dataset.cardinality() < start
-    try:  # nothing has counted those that were left out
-        no_rows = parts_of_batches(dataset, lambda rows: [slice(0, 0)], epoch, start - 1)
-        return next(no_rows, None) is None
-    except Exception:  # in that step
-        return False
 
 
 def _checked(options: InputOptions | None) -> InputOptions:
