@@ -236,6 +236,7 @@ MADE_BY_THE_PACKAGE = {
 # Methods of public classes by which other parts of the package reach what is inside.
 FOR_THE_PACKAGE = {
     "DistributedDataset.begin_anew",
+    "DistributedDataset.go_on_behind",
     "DistributedValues.components",
     "DistributedValues.require",
     "DistributedValues.shared_value",
