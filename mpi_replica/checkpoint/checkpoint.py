@@ -98,10 +98,10 @@ class Checkpoint:
     _manager: Callable[[], Any] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A class of the program's own may keep what is not to be saved.
-        is_own = name.startswith("_") and type(self).__module__.partition(".")[0] != "mpi_replica"
-        if name not in self.__dict__ and name not in _OWN and not is_own:
-            self._require_free(name)
+        if name not in self.__dict__ and name not in _OWN:
+            # A class of the program's own may have properties, and keep what is not to be saved.
+            if type(self).__module__.partition(".")[0] == __name__.partition(".")[0]:
+                self._require_free(name)
         super().__setattr__(name, value)
 
     def _require_free(self, name: str) -> None:

@@ -611,6 +611,34 @@ def test_in_a_replica_it_is_a_context_error(strategy, path, name):
     check_works(strategy)
 
 
+class WithHistory(mr.Checkpoint):
+    """A class of a program's own, with what it does not save."""
+
+    epoch = 0
+
+    def __init__(self, strategy, **objects):
+        super().__init__(strategy, **objects)
+        self._history = []
+
+    @property
+    def last(self):
+        return self._history[-1]
+
+    @last.setter
+    def last(self, value):
+        self._history.append(value)
+
+
+def test_a_class_of_the_programs_own_has_attributes_of_its_own(strategy, path):
+    checkpoint = WithHistory(strategy, step=1)
+    checkpoint.epoch = 2
+    checkpoint.last = 3
+    saved = checkpoint.save(path)
+    checkpoint.step = checkpoint.epoch = checkpoint.last = 0
+    checkpoint.restore(saved)
+    assert (checkpoint.step, checkpoint.epoch, checkpoint.last) == (1, 2, 0)
+
+
 @pytest.mark.parametrize("kind", [mr.Checkpoint, mr.ElasticState])
 @pytest.mark.parametrize("name", ["_momentum", "$x", "save", "restore", "strategy", "_objects"])
 def test_a_name_that_is_the_checkpoints_own_is_an_error_however_it_is_given(strategy, kind, name):
