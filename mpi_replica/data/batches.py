@@ -85,7 +85,7 @@ def cut(
     return rows, [nest.unflatten(structure, part) for part in of_parts]
 
 
-def kept_batch(batch: Any) -> Any:
+def copied_batch(batch: Any) -> Any:
     """Returns a batch whose memory is its own: who made it may write the next one into that."""
     return nest.map_structure(copy_of, arrays_of(batch))
 

@@ -305,7 +305,7 @@ def parts_of(batch: Any, wanted: Sequence[slice]) -> list[Any]:
     return [rows_of(batch, part) for part in wanted]
 
 
-def kept_parts_of(batch: Any, wanted: Sequence[slice], rows: int) -> list[Any]:
+def own_parts_of(batch: Any, wanted: Sequence[slice], rows: int) -> list[Any]:
     """Returns the wanted parts of a batch of so many rows; they hold none that nobody wants."""
     parts = parts_of(batch, wanted)
     is_whole = sum(len(range(rows)[part]) for part in wanted) >= rows
@@ -317,7 +317,7 @@ def cut_batch(
 ) -> tuple[int, list[Any]]:
     """Returns how many rows a batch has, and the parts of them that are wanted."""
     rows = row_count(batch, where)
-    return rows, kept_parts_of(batch, cut(rows), rows)
+    return rows, own_parts_of(batch, cut(rows), rows)
 
 
 def require_fit(one: Any, other: Any, where: str) -> None:

@@ -14,7 +14,7 @@ from ..core import nest
 from ..core.context import called_for
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
-from .batches import arrays_of, cut, digest_of_rows, keeps_batches, kept_batch
+from .batches import arrays_of, copied_batch, cut, digest_of_rows, keeps_batches
 from .dataset import Dataset, drops_remainder, parts_of_batches
 from .elements import ArraySpec
 from .function_contexts import InputContext
@@ -102,7 +102,8 @@ class Input:
         check_source(dataset, "experimental_distribute_dataset")
         number = engine.layout.num_replicas
         ahead = options.experimental_per_replica_buffer_size
-        is_kept = bool(ahead) and not isinstance(dataset, Dataset)
+        # What is read ahead outlives the next batch, which may come in the same memory.
+        are_copied = bool(ahead) and not isinstance(dataset, Dataset)
         length = dataset.cardinality() if isinstance(dataset, Dataset) else UNKNOWN_CARDINALITY
         # What is only iterated every rank reads whole, and it may differ, as where each shuffles.
         has_ends = length == UNKNOWN_CARDINALITY and engine.layout.size > 1
@@ -128,7 +129,7 @@ class Input:
             for rows, parts in batches:
                 num_steps = math.inf
                 ends = digest_of_rows(parts.pop()) if has_ends else 0
-                yield Step(list(map(kept_batch, parts)) if is_kept else parts, rows, ends)
+                yield Step(list(map(copied_batch, parts)) if are_copied else parts, rows, ends)
             if num_steps < start and engine.layout.rank == 0:
                 what = repr(dataset) if isinstance(dataset, Dataset) else type(dataset).__qualname__
                 _log.warning(

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.context import reading_own_rows
 from ..core.layout import Layout
 from ..core.values import Mirrored
-from .batches import kept_batch
+from .batches import copied_batch
 from .dataset import Dataset, elements_of
 from .epochs import Reading, made_apart
 from .function_contexts import InputContext
@@ -103,7 +103,7 @@ class Pipelines:
             if not is_dataset:
                 # All of a step are read before any is used, and may come in one and the same
                 # memory; and a step may write into them.
-                elements = map(kept_batch, elements)
+                elements = map(copied_batch, elements)
             of_pipelines.append((elements, reading, len(sharing), mine))
         own_rows = reading_own_rows if self._per_replica else contextlib.nullcontext
         while True:

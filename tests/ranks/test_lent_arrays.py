@@ -158,8 +158,8 @@ def test_nor_is_one_that_they_return_and_fill_through_a_view(strategy):
     check_works(strategy)
 
 
-def test_numpy_that_writes_into_read_only_arrays_is_found_where_these_are_given(strategy):
-    """As ufunc.at does (numpy 2.4), and scipy's overwrite options."""
+def test_nor_is_one_into_which_numpy_writes_although_it_is_read_only(strategy):
+    """As ufunc.at of numpy before 2.5 does, and scipy's overwrite options."""
 
     def step(counts):
         np.add.at(counts, [0], 1.0)
@@ -167,8 +167,11 @@ def test_numpy_that_writes_into_read_only_arrays_is_found_where_these_are_given(
 
     counts = np.zeros(2)
     if shares_ranks(strategy):
-        error = raises_everywhere(ContextError, lambda: strategy.run(step, args=(counts,)))
-        assert "was written while" in str(error)
+        error = raises_everywhere(
+            (ContextError, ValueError), lambda: strategy.run(step, args=(counts,))
+        )
+        is_found = "was written while" in str(error) and type(error) is ContextError
+        assert is_found or "read-only" in str(error)
     else:
         n = strategy.num_replicas_in_sync
         assert strategy.run(step, args=(counts,)).values[0].tolist() == [n, 0]

@@ -19,8 +19,8 @@ from ...core.nest import Structure, map_structure, unflatten
 from ..elements import (
     ArraySpec,
     as_arrays,
-    kept_parts_of,
     own_copy,
+    own_parts_of,
     parts_of,
     row_count,
     rows_of,
@@ -97,7 +97,7 @@ class Batch(Verb):
             numbers, values = zip(*rows, strict=True)
             batch = stack(values, numbers)
             number = len(rows)
-            yield number, batch if cut is None else kept_parts_of(batch, cut(number), number)
+            yield number, batch if cut is None else own_parts_of(batch, cut(number), number)
 
 
 class Map(Verb):
