@@ -41,6 +41,8 @@ class DistributedDataset:
         self._start = Progress(0, 0)
         #: Gives the iterator whose place that is, as long as anyone holds it.
         self._iterator: Callable[[], DistributedIterator | None] = lambda: None
+        # Both of an iterator that was restored at `_start`: the newest one where it goes on first.
+        self._beside: tuple[Progress, Callable[[], DistributedIterator | None]] | None = None
         # Call sites tell nothing here: one rank may iterate through a progress bar.
         made_of.name = engine.add_dataset(self)
 
@@ -74,6 +76,7 @@ class DistributedDataset:
 
     def __iter__(self) -> DistributedIterator:
         require_once(self._engine.per_replica_call, "iter() of a distributed dataset")
+        self._follow()
         place, newest = self._next(), (self._newest, self._iterator)
         iterator = DistributedIterator(self._engine, self._input, place)
         if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
@@ -112,7 +115,7 @@ class DistributedDataset:
 
     def begin_anew(self, iterators: Iterable[DistributedIterator]) -> None:
         """Make the next iteration the first one again, or that behind the last of `iterators`."""
-        self._start, self._newest = Progress(0, 0), None
+        self._start, self._newest, self._beside = Progress(0, 0), None, None
         for iterator in iterators:
             if iterator._input is self._input:
                 self._newest = iterator._place
@@ -122,7 +125,13 @@ class DistributedDataset:
         for one in restored:
             if isinstance(one, DistributedIterator) and one._input is self._input:
                 if self._newest is None and one._place == self._start:
-                    self._newest, self._iterator = one._place, weakref.ref(one)
+                    self._beside = one._place, weakref.ref(one)
+
+    def _follow(self, *, has_gone_on: bool = False) -> None:
+        """Takes the iterator that was restored beside it for the newest, where it has gone on."""
+        if self._newest is None and self._beside is not None:
+            if has_gone_on or self._beside[0] != self._start:
+                self._newest, self._iterator = self._beside
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iteration stands, for a checkpoint.
@@ -148,6 +157,7 @@ class DistributedDataset:
         >>> distributed.state_dict()
         {'epoch': 0, 'steps': 1, 'pipelines': None, 'source': '<Dataset.range(0, 4, 1).batch(2)>'}
         """
+        self._follow()
         place = self._newest
         if place is None or place.has_ended:
             place = self._next()
@@ -184,7 +194,7 @@ class DistributedDataset:
         (array([2, 3]),)
         """
         self._start = Progress.of_state(state, self._input, self._engine)
-        self._newest = None
+        self._newest = self._beside = None
 
 
 def states_at_commit(
@@ -210,6 +220,7 @@ def go_back(
 
 
 def _state_at_commit(dataset: DistributedDataset, held: Container[int]) -> dict[str, Any]:
+    dataset._follow(has_gone_on=True)
     iterator = dataset._iterator()
     if iterator is None or id(iterator) in held:
         return dataset._next().state(dataset._input)

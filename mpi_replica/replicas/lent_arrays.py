@@ -103,6 +103,8 @@ class LentArrays:
                         self._owners.append(array)  # first: Ctrl-C may come between the two
                         array.setflags(write=False)  # in a third of the time of flags.writeable
                     if is_slices or references > _FEWEST_REFERENCES or not flags.owndata:
+                        if type(array) is not np.ndarray:
+                            array = array.view(np.ndarray)
                         if array.dtype.names is not None and not array.dtype.hasobject:
                             # Between fields there may be anything in what is copied by its fields.
                             array = array.view(f"V{array.itemsize}")

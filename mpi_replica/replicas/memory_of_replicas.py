@@ -143,7 +143,7 @@ def extents_of(value: Any) -> Sequence[Extent]:
     if isinstance(value, np.ndarray):
         return ((*bounds_of(value), value),) if value.size else ()
     library = library_of(value)
-    if library == "jax" or (library is None and not is_changed_by_use(value)):
+    if library == "jax" or (library is None and not can_be_copied(value)):
         return ()
     if library == "torch":
         try:
@@ -158,9 +158,9 @@ def extents_of(value: Any) -> Sequence[Extent]:
     return ((id(value), id(value) + 1, value),)  # it is known by itself alone
 
 
-def is_changed_by_use(value: Any) -> bool:
-    """Returns whether a value is no array, and another one when it was used, as generators are."""
-    return isinstance(value, (set, bytearray)) or is_generator(value)
+def can_be_copied(value: Any) -> bool:
+    """Returns whether it is a set, bytearray or generator, of which a copy can be made."""
+    return type(value) in (set, bytearray) or is_generator(value)
 
 
 def _elements_of(value: Any) -> Array:

@@ -21,7 +21,7 @@ from ..core.indexed_slices import IndexedSlices
 from ..core.library_state import forget_casts
 from ..core.thread_state import ThreadState
 from ..core.values import DistributedValues, Mirrored, component_of, read_only
-from .memory_of_replicas import MemoryOfReplicas, are_apart, extents_of, is_changed_by_use
+from .memory_of_replicas import MemoryOfReplicas, are_apart, can_be_copied, extents_of
 
 # Of leaves of a result above this size dtype and shape are compared between ranks.
 _HASHED_BYTES = 1 << 16
@@ -90,7 +90,8 @@ def unpacked(
 
     Each replica may write into the arrays that it gets: they must not be those of another one, nor
     what another one has passed to its call; nor parts of each other, which copies would not be.
-    What a ``merge_fn`` gives back as it got it is the replica's own argument.
+    What a ``merge_fn`` gives back as it got it is the replica's own argument, or the copy of it
+    that it got where several give one.
     """
     for call in calls:
         for in_order in call.copies.values():
@@ -187,7 +188,7 @@ def _copied(value: Any) -> Any:
     """Returns a copy of a value; of one that is read-only, as on ranks of one replica, too."""
     if isinstance(value, IndexedSlices):
         return value.changed(_copied)
-    if is_changed_by_use(value):
+    if can_be_copied(value):
         return value.clone_state() if hasattr(value, "clone_state") else copy.deepcopy(value)
     mine = copy_of(value)
     is_read_only = isinstance(value, (np.ndarray, np.void)) and not value.flags.writeable

@@ -91,6 +91,23 @@ def test_a_dataset_goes_on_behind_its_restored_iterator(strategy, path, held, ta
         assert (epoch(iterator), epoch(dataset), epoch(dataset)) == wanted
 
 
+@pytest.mark.parametrize("names", ["da", "ad"])
+def test_a_dataset_that_goes_on_before_its_restored_iterator_has_the_rest_of_the_epoch(
+    strategy, path, names
+):
+    dataset = strategy.experimental_distribute_dataset(mr.data.Dataset.range(16).batch(4))
+    iterator = iter(dataset)
+    next(iterator)
+    checkpoint = mr.Checkpoint(strategy, **dict(zip(names, (dataset, iterator), strict=True)))
+    checkpoint.save(path)
+    checkpoint.restore(path)
+    checkpoint.save(path)
+    checkpoint.restore(path)
+    found = [strategy.gather(step, axis=0).tolist() for step in dataset]
+    assert found == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert len(list(dataset)) == 4
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_dataset_goes_on_in_a_later_epoch_than_that_of_an_iterator_beside_it(
     strategy, path, is_first

@@ -194,6 +194,18 @@ def test_lists_and_dicts_that_they_return_may_be_filled_anew_by_the_next(strateg
     assert found["more"]["twice"] == 2 * strategy.local_replica_ids[-1]
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_records_with_a_mask_may_be_given_and_returned(strategy, part):
+    records = np.ma.masked_array(np.zeros(3, [("a", float), ("b", "i1")]))
+
+    def step():
+        mine = records[PARTS[part]]
+        total = mr.get_replica_context().merge_call(lambda strategy, x: 1, (mine,))
+        return total, mine
+
+    assert set(strategy.run(step)[0].values) == {1}
+
+
 class Own(np.ndarray):
     """As `numpy.memmap` is one."""
 
