@@ -193,10 +193,10 @@ def _ends_with_nul(leaf: Any) -> bool:
     return any(text[-1:] in (b"\0", "\0") for text in texts)
 
 
-def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
+def stack(elements: Sequence[Any], numbers: Sequence[int], *, sorts_keys: bool) -> Any:
     """Returns the elements stacked leaf by leaf; `numbers` are their names in an error.
 
-    Keys come in the order of the elements, or sorted where they have several.
+    Where elements have several orders of keys the batch has them sorted with `sorts_keys`.
     """
     first, structure = flatten(elements[0])
     orders = {key_order(elements[0], structure)}
@@ -213,6 +213,10 @@ def stack(elements: Sequence[Any], numbers: Sequence[int]) -> Any:
                 "Give all elements one structure."
             )
         orders.add(key_order(element, structure))
+        if len(orders) > 1 and not sorts_keys:
+            raise _of_other_order(
+                f"elements do not stack to a batch: elements {numbers[0]} and {number}"
+            )
         for place, (one, leaf) in enumerate(zip(first, leaves, strict=True)):
             if one.shape != leaf.shape or _kind(one) != _kind(leaf):
                 raise ValueError(
@@ -358,6 +362,16 @@ def require_alike(one: Any, other: Any, where: str) -> None:
         require_fit(one, other, where)
     except TypeError as error:
         raise StructureMismatchError(str(error)) from None
+    if len({key_order(spec, flatten(spec)[1]) for spec in (one, other)}) > 1:
+        raise _of_other_order(f"{where}: elements")
+
+
+def _of_other_order(what: str) -> StructureMismatchError:
+    """Returns the error of rows that ranks read by themselves: a loop over keys would mix them."""
+    return StructureMismatchError(
+        f"{what} have their keys in different orders. Give all rows one order of keys, as"
+        " dict(sorted(row.items())) has."
+    )
 
 
 def common_spec(one: Any, other: Any) -> Any:

@@ -95,7 +95,7 @@ class Batch(Verb):
             if self.drops_remainder and len(rows) < self._batch_size:
                 return
             numbers, values = zip(*rows, strict=True)
-            batch = stack(values, numbers)
+            batch = stack(values, numbers, sorts_keys=True)
             number = len(rows)
             yield number, batch if cut is None else own_parts_of(batch, cut(number), number)
 

@@ -140,7 +140,8 @@ class DatasetPlan:
         if not positions.size:
             self.first_spec()  # the first element shows the shape of none
             return map_structure(copy_of, self._no_rows)
-        return stack(elements, positions.tolist())
+        # Others may read the rows beside these.
+        return stack(elements, positions.tolist(), sorts_keys=False)
 
     def place(self, position: int, epoch: int) -> str:
         """Returns the words for an element in a message: the row that it comes from, if it can."""
