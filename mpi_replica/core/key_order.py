@@ -12,17 +12,19 @@ from typing import Any
 import optree
 
 from .containers import NAMESPACE, is_mapping_opened_here, remade
-from .nest import Structure
+from .nest import Structure, flatten
 
 #: That of mappings whose keys are sorted.
 SORTED = ""
 
 
-def key_order(value: Any, structure: Structure) -> str:
-    """Returns a text that tells the order of keys in `value`, which has this structure.
+def key_order(value: Any, structure: Structure | None = None) -> str:
+    """Returns a text that tells the order of keys in `value`; who knows its structure gives it.
 
     Nests of one structure and one such text have their keys in the same order.
     """
+    if structure is None:
+        structure = flatten(value)[1]
     if structure.num_nodes == 1:
         return SORTED
     own = SORTED
@@ -38,8 +40,13 @@ def key_order(value: Any, structure: Structure) -> str:
     return SORTED if all([order == SORTED for order in orders]) else f"({';'.join(orders)})"
 
 
-def with_sorted_keys(value: Any, structure: Structure) -> Any:
-    """Returns the nest `value`, which has this structure, with the keys of mappings in order."""
+def with_sorted_keys(value: Any, structure: Structure | None = None) -> Any:
+    """Returns the nest `value` with the keys of mappings in order.
+
+    Who knows its structure gives it.
+    """
+    if structure is None:
+        structure = flatten(value)[1]
     if structure.num_nodes == 1:
         return value
     items, kept, keys, make = optree.tree_flatten_one_level(

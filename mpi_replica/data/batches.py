@@ -65,8 +65,8 @@ def cut(
     """Returns the number of rows of a batch, and the parts of them that are wanted.
 
     A step that writes into them writes into nothing of the program. Those of arrays that its source
-    keeps, and of views, refuse it; tensors can't, and of other arrays nobody knows: they are
-    copies, into which who makes the batches writes no later one either.
+    keeps, and of views, refuse it. Others are copies, also of what may come in the same memory in
+    the next batch: tensors can't refuse, and who keeps a fresh array is not known.
 
     Parameters
     ----------

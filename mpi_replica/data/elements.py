@@ -362,7 +362,7 @@ def require_alike(one: Any, other: Any, where: str) -> None:
         require_fit(one, other, where)
     except TypeError as error:
         raise StructureMismatchError(str(error)) from None
-    if len({key_order(spec, flatten(spec)[1]) for spec in (one, other)}) > 1:
+    if key_order(one) != key_order(other):
         raise _of_other_order(f"{where}: elements")
 
 

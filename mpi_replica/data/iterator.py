@@ -397,7 +397,8 @@ class DistributedIterator:
         if kind != self._kind:
             self._kind = kind
             self._kind_text = kind_text(batches[0], self._is_global)
-        self._orders = sorted({key_order(batch, nest.flatten(batch)[1]) for batch in batches})
+        structure, _ = kind
+        self._orders = sorted({key_order(batch, structure) for batch in batches})
 
     def _note_steps(self, steps: int) -> None:
         """Adds a note of the steps taken, and of the newest batch, to the next header."""

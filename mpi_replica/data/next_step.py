@@ -12,7 +12,6 @@ from ..collectives.agreement.group import Group
 from ..collectives.agreement.site import CallSite
 from ..collectives.agreement.stand import SAME_KIND
 from ..collectives.agreement.steps import Agree, Raise, Steps, Texts
-from ..core import nest
 from ..core.digests import digest_of
 from ..core.exceptions import (
     CollectiveMismatchError,
@@ -102,7 +101,7 @@ class NextStep(Call):
             for i, value in zip(self.replica_ids, values, strict=True)
         ]
         if len(self.orders) > 1 or len({*orders} - {0}) > 1:
-            values = [with_sorted_keys(value, nest.flatten(value)[1]) for value in values]
+            values = [*map(with_sorted_keys, values)]
         return values, forms
 
     def _ended(self) -> int:

@@ -60,6 +60,16 @@ class TensorLook(Protocol):
         """Returns whether it was written since."""
 
 
+def _with_its_bytes(array: Array) -> Array:
+    """Returns an array of the same memory of which the elements are all that is there."""
+    if type(array) is not np.ndarray:
+        array = array.view(np.ndarray)
+    if array.dtype.names is not None and not array.dtype.hasobject:
+        # Between fields there may be anything in what is copied by its fields.
+        array = array.view(f"V{array.itemsize}")
+    return array
+
+
 def _elements_of(array: Array) -> bytes:
     """Returns elements of an array as they are: all, or some of a large one."""
     if array.nbytes <= _COMPARED_BYTES:
@@ -103,11 +113,7 @@ class LentArrays:
                         self._owners.append(array)  # first: Ctrl-C may come between the two
                         array.setflags(write=False)  # in a third of the time of flags.writeable
                     if is_slices or references > _FEWEST_REFERENCES or not flags.owndata:
-                        if type(array) is not np.ndarray:
-                            array = array.view(np.ndarray)
-                        if array.dtype.names is not None and not array.dtype.hasobject:
-                            # Between fields there may be anything in what is copied by its fields.
-                            array = array.view(f"V{array.itemsize}")
+                        array = _with_its_bytes(array)
                         self._samples.append((lender, position, array, _elements_of(array)))
         torch = imported_library("torch")
         if torch is not None and any([isinstance(leaf, torch.Tensor) for leaf in leaves]):

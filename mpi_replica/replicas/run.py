@@ -324,7 +324,7 @@ class Run(SharedRun):
         structures, rows = [end.structure for end in ends], [end.leaves for end in ends]
         result = nest.merged(structures, rows, leaves, lambda nests: per_replica(nests, layout))
         if ends[0].has_other_order:
-            return with_sorted_keys(result, nest.flatten(result)[1])
+            return with_sorted_keys(result)
         return result
 
     def _empty_end(self, kept: KeptByRuns) -> RunEnd:

@@ -94,7 +94,7 @@ class Distribution(StrategyBase):
             told = digest_of(sorted(orders)).to_bytes(8)
             call = self.engine.make(kind, None, ComparingBarrier, kind, told, structures[0])
             if not self.engine.cross_replica(call) or len(orders) > 1:
-                made = with_sorted_keys(made, nest.flatten(made)[1])
+                made = with_sorted_keys(made)
         return made
 
     def experimental_distribute_dataset(
