@@ -5,11 +5,14 @@ On ranks of MPI, and by their own clock: see test_watch.py.
 
 import gc
 import random
+import threading
 import weakref
+from contextlib import ExitStack
 
 import pytest
 
 from mpi_replica.ranks.watch.cycles import CycleSearch
+from mpi_replica.ranks.watch.new_strategies import NewStrategies
 from watches import Clock, Post, World
 
 
@@ -18,11 +21,14 @@ class Ranks:
 
     def __init__(self, monkeypatch):
         self.clock = Clock(monkeypatch)
-        self.searches = [CycleSearch("n", 100 + rank) for rank in range(4)]
+        self.new = [NewStrategies() for _ in range(4)]
+        self.searches = [CycleSearch("n", 100 + rank, self.new[rank]) for rank in range(4)]
         self.watches = [[] for _ in self.searches]
 
     def strategy(self, *ranks):
-        """Return a strategy over some of the ranks."""
+        """Return a strategy over some of the ranks, which they have made."""
+        with ExitStack() as made:
+            self.make(made, *ranks, of=ranks)
         world = World(len(ranks), self.clock)
         for rank, watch in zip(ranks, world.watches, strict=True):
             self.watches[rank].append(watch)
@@ -30,6 +36,11 @@ class Ranks:
                 self.watches[rank], watch, message
             )
         return world
+
+    def make(self, stack, *ranks, of=(0, 1, 2)):
+        """Let ranks begin to make a strategy of some; they have when `stack` is left."""
+        for rank in ranks:
+            stack.enter_context(self.new[rank].make(of, rank, f"line of rank {rank}"))
 
     def pass_time(self, seconds, *ranks):
         """Let the watchers of some ranks look ten times a second."""
@@ -183,3 +194,82 @@ def test_watches_that_are_gone_are_not_kept(ranks):
     gc.collect()
     assert [watch() for watch in watches] == [None] * 6
     assert [len(search._searches) for search in ranks.searches] == [0, 0, 0, 0]
+
+
+@pytest.fixture
+def making(monkeypatch):
+    """Give what ends with the test, whose process has only those threads that it starts."""
+    threads_before = {*threading.enumerate()} - {threading.current_thread()}
+    every = threading.enumerate
+    monkeypatch.setattr(threading, "enumerate", lambda: [*{*every()} - threads_before])
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("waiting", [(0,), (2,), (0, 1)])
+def test_ranks_that_make_a_strategy_while_others_wait_for_them_in_another_one_are_a_cycle(
+    ranks, making, waiting
+):
+    one = ranks.strategy(0, 1, 2)
+    one.begin(*waiting)
+    ranks.make(making, *{0, 1, 2} - {*waiting})
+    ranks.pass_time(0.9)
+    assert one.errors == {}
+    ranks.pass_time(0.4)
+    text = one_text(one)
+    assert f"of a strategy of 3 replicas: call of rank {waiting[0]}" in text
+    assert "of a strategy of 3 replicas: MPIStrategy() at line of rank" in text
+
+
+def test_a_rank_that_has_made_the_strategy_may_wait_for_those_that_still_make_it(ranks, making):
+    one = ranks.strategy(0, 1, 2)
+    with ExitStack() as made:
+        ranks.make(made, 0)
+    one.begin(0)
+    ranks.make(making, 1, 2)
+    ranks.pass_time(9)
+    assert one.errors == {}
+
+
+def test_who_waits_need_not_be_of_the_strategy_that_is_made(ranks, making):
+    one = ranks.strategy(0, 1, 2)
+    one.begin(0)
+    ranks.make(making, 1, of=(1, 2))
+    ranks.pass_time(9)
+    assert one.errors == {}
+
+
+def test_who_makes_a_strategy_may_have_come_to_the_call_before(ranks, making):
+    """As another thread of it does."""
+    one = ranks.strategy(0, 1, 2)
+    one.begin(0, 1)
+    ranks.make(making, 1)
+    ranks.pass_time(9)
+    assert one.errors == {}
+
+
+def test_another_thread_of_the_program_may_make_the_strategy(ranks, making):
+    may_end = threading.Event()
+    other = threading.Thread(target=may_end.wait)
+    other.start()
+    one = ranks.strategy(0, 1, 2)
+    one.begin(0)
+    ranks.make(making, 1, 2)
+    ranks.pass_time(9)
+    assert one.errors == {}
+    may_end.set()
+    other.join()
+    ranks.pass_time(9)
+    one_text(one)
+
+
+def test_ranks_that_make_a_strategy_for_one_whose_program_has_ended_end_with_the_job(
+    ranks, making, caplog
+):
+    one = ranks.strategy(0, 1, 2)
+    one.watches[0].is_leaving = True
+    ranks.make(making, 1)
+    ranks.pass_time(1.2)
+    assert one.aborts == [0]
+    assert "the end of the program; replica 1 (rank 1) of a strategy of 3" in caplog.text
+    assert one.errors == {}

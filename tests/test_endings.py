@@ -327,6 +327,21 @@ def test_a_rank_that_waits_long_for_others_to_make_a_strategy_says_so(launch, tm
     assert "Make it on all of them" in line
 
 
+def test_a_program_that_ends_while_others_make_a_strategy_ends_with_them(launch):
+    done = launch(
+        """
+        from mpi4py import MPI
+
+        strategy = mr.MPIStrategy()
+        if MPI.COMM_WORLD.rank == 1:
+            mr.MPIStrategy()
+        """
+    )
+    assert done.returncode != 0
+    assert "the job ends: strategies wait for each other, for ever. replica 0" in done.stderr
+    assert "replicas: the end of the program; replica 1 (rank 1) of a strategy" in done.stderr
+
+
 def test_a_rank_whose_program_has_ended_tells_for_whom_it_waits(launch):
     """As behind `sys.exit` on one rank, while the other one waits for it in MPI."""
     done = launch(

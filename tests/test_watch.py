@@ -37,10 +37,10 @@ SITUATIONS = {
         2: ["timeout, first", "both over the world, first"],
         3: [
             *("timeout, last", "timeout, raised", "both over the world, last"),
-            *("a part of the world", "a ring"),
+            *("a part of the world", "a ring", "a new one, last"),
             *("failure after a header", "failure after data", "no memory"),
         ],
-        4: ["timeout, middle", "both over the world, middle"],
+        4: ["timeout, middle", "both over the world, middle", "a new one, middle"],
     },
 }
 
@@ -317,6 +317,8 @@ def test_an_error_that_the_others_do_not_come_to_hear_is_told_by_the_timeout_and
         (3, "a part of the world", ["first", "second"]),
         (3, "a ring", ["first", "second", "third"]),
         (4, "both over the world, middle", ["first", "second"]),
+        (3, "a new one, last", ["first", "new"]),
+        (4, "a new one, middle", ["first", "new"]),
     ],
 )
 def test_ranks_that_wait_for_each_other_in_several_strategies_get_one_error(

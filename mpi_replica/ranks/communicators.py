@@ -37,3 +37,17 @@ def checked_communicator(mpi: Any, communicator: Any) -> Any:
             " replicas. Use communicator.Merge() to make an intracommunicator."
         )
     return communicator
+
+
+def ranks_in_world(mpi: Any, communicator: Any) -> tuple[int, ...]:
+    """Returns the ranks that the processes of a communicator have in COMM_WORLD, ascending.
+
+    None where some may be of another world: those that ``Spawn`` starts have one of their own.
+    """
+    if mpi.Comm.Get_parent() != mpi.COMM_NULL:
+        return ()
+    group, world = communicator.Get_group(), mpi.COMM_WORLD.Get_group()
+    ranks = group.Translate_ranks(None, world)
+    group.Free()
+    world.Free()
+    return () if mpi.UNDEFINED in ranks else tuple(sorted(ranks))

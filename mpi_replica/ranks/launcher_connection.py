@@ -70,7 +70,9 @@ def connect_to_launcher() -> None:
     _end_with_launcher(_connection)
     # So many frames of its stack are none of the program's.
     depth = len(traceback.extract_stack())
-    threading.Thread(target=_look, args=(float(seconds), depth), daemon=True).start()
+    threading.Thread(
+        target=_look, args=(float(seconds), depth), name="mpi_replica launcher", daemon=True
+    ).start()
     if restarts != "0":
         os.environ[RESTART_VARIABLE] = restarts
 

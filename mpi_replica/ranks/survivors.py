@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from ..core.exceptions import RankLostError, mark_reporter
 from ..core.layout import compressed
 from .abort import abort_job
+from .communicators import ranks_in_world
 from .library_facts import is_fault_tolerant
 from .single import WaitingTransport
 from .transport import Transport
@@ -104,6 +105,9 @@ class Survivors:
         self.first_size: int = communicator.Get_size()
         self._num_spares = num_spares
         self._world = communicator
+        #: Those in the world of MPI, ascending; empty where processes may be of another one.
+        self.ranks_in_world = ranks_in_world(mpi, communicator)
+        self.rank_in_world: int = mpi.COMM_WORLD.Get_rank()
         self._is_own = False  # whether `_world` is a duplicate
         self._first_rank: int = communicator.Get_rank()
         # As `_Introduction` has it.

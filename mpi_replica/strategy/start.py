@@ -32,6 +32,7 @@ from ..ranks.single import SingleTransport
 from ..ranks.survivors import Survivors
 from ..ranks.transport import Transport
 from ..ranks.watch import event_log
+from ..ranks.watch.new_strategies import new_strategies
 from ..ranks.watch.strategy_watch import stall_seconds
 
 _NUM_REPLICAS = "MPI_REPLICA_NUM_REPLICAS"
@@ -151,7 +152,9 @@ def start(
         survivors.share(terms)
         return transport, terms
 
-    with _says_to_close_strategies(), _reported(survivors, call_site().line):
+    line, ranks = call_site().line, survivors.ranks_in_world
+    making = new_strategies.make(ranks, survivors.rank_in_world, line)
+    with _says_to_close_strategies(), _reported(survivors, line), making:
         transport, terms = survivors.come_together(begin)
     _prepare_libraries(terms.layout, may_grow=survivors.is_fault_tolerant)
     tell(num_replicas=terms.layout.num_replicas)
@@ -172,7 +175,8 @@ def _require_no_replica() -> None:
 def _reported(survivors: Survivors, line: str) -> Iterator[None]:
     """Reports a long wait: a strategy that is being made has no watch, and hears of no other rank.
 
-    Another thread does, since this one waits within the library.
+    Another thread does, since this one waits within the library. Where those that are missing wait
+    for this rank, see `CycleSearch`.
     """
     seconds = stall_seconds()
     report = threading.Timer(

@@ -183,6 +183,19 @@ def a_ring():
     return in_another_order(strategies, order)
 
 
+def others_make_one(culprit):
+    """The others make a strategy over the world while one rank waits for them in another one."""
+    strategy = mr.MPIStrategy()
+    strategy.run(first_call)
+    error = error_of(lambda: strategy.run(first_call)) if rank == culprit else None
+    new = mr.MPIStrategy()  # new
+    assert new.run(first_call).values[0] == world.size
+    found = told(error or error_of(strategy.barrier), lambda: strategy.run(first_call))
+    strategy.close()
+    new.close()
+    return found
+
+
 last, middle = world.size - 1, world.size // 2
 SITUATIONS = {
     "timeout, first": lambda: late_beyond_the_timeout(0),
@@ -194,6 +207,8 @@ SITUATIONS = {
     "both over the world, last": lambda: both_over_the_world(last),
     "a part of the world": lambda: a_part_of_the_world(last),
     "a ring": a_ring,
+    "a new one, last": lambda: others_make_one(last),
+    "a new one, middle": lambda: others_make_one(middle),
     "failure after a header": lambda: failure_after("exchange"),
     "failure after data": lambda: failure_after("all_reduce"),
     "no memory": no_memory,

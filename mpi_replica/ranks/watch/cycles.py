@@ -5,19 +5,30 @@ the strategy; one that has not come there because it waits in a second strategy 
 others of that one. A probe that comes back has found a cycle of waits, which nothing can end
 (K. M. Chandy, J. Misra, L. M. Haas: Distributed deadlock detection, 1983).
 
+A rank that makes a strategy waits for all that have to make it, too. It tells the others of its
+strategies: one that waits for it there, and has not begun to make that one, is a cycle with it.
+
 Several ranks may find cycles at once, each another one: rank 0 of a strategy says with which it
 ends, to all others, so that all ranks have the same error.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from .new_strategies import NewStrategies, NewStrategy, new_strategies
 from .strategy_watch import StrategyWatch, head_start_seconds
 
+_log = logging.getLogger("mpi_replica")
+
 _SECONDS_BEFORE_SEARCH = 1.0
+
+# How the names of threads begin that are the package's.
+_OWN_THREADS = "mpi_replica", "replica "
 
 # Host, process and thread.
 _Address: TypeAlias = tuple[str, int, int]
@@ -66,9 +77,12 @@ class _Cycle(NamedTuple):
 class CycleSearch:
     """Sends and follows the probes of one process."""
 
-    def __init__(self, host: str, pid: int) -> None:
+    def __init__(self, host: str, pid: int, new: NewStrategies = new_strategies) -> None:
         self._host = host
         self._pid = pid
+        self._new = new
+        # By those that are made: after how many seconds of it this is told again.
+        self._told: dict[NewStrategy, float] = {}
         # The number of the last probe that came to a watch, by who sent it first: neither it
         # nor an older one need be followed again.
         self._seen: WeakKeyDictionary[StrategyWatch, dict[_Address, int]] = WeakKeyDictionary()
@@ -81,6 +95,7 @@ class CycleSearch:
 
     def tick(self, watches: Sequence[StrategyWatch], now: float) -> None:
         """Sends probes for waits that are long enough; `watches` are those of the process."""
+        self._tell_of_new(watches, now)
         if len(watches) < 2:  # a cycle goes through two strategies of each process
             return
         for watch in watches:
@@ -92,6 +107,21 @@ class CycleSearch:
                 wait = self._wait(watch)
                 origin = _Origin(wait.address, self._number, step)
                 watch.tell(("probe", origin, step, (wait,)))
+
+    def _tell_of_new(self, watches: Sequence[StrategyWatch], now: float) -> None:
+        """Tells that this process makes strategies, where that takes long enough."""
+        making = self._new.making
+        self._told = {new: due for new, due in self._told.items() if new in making}
+        for new in making:
+            waited = now - new.since
+            if waited < self._told.get(new, _SECONDS_BEFORE_SEARCH):
+                continue
+            self._told[new] = 2 * waited
+            for watch in watches:
+                if watch.thread() == new.thread and not watch.is_over:
+                    call = f"{_members(watch)}: MPIStrategy() at {new.line}"
+                    wait = _Wait(self._host, self._pid, new.thread, watch.who(), call)
+                    watch.tell(("new", watch.step, new.processes, new.number, wait))
 
     def _search(self, watch: StrategyWatch) -> _Search:
         search = self._searches.get(watch)
@@ -107,14 +137,42 @@ class CycleSearch:
         kind, *contents = message
         if kind == "probe":
             self._follow(watches, watch, *contents)
+        elif kind == "new":
+            self._end_if_missed(watches, watch, *contents)
         elif kind == "found":
             self._propose(watches, watch, *contents)
         else:
             self._end(watches, watch, *contents)
 
     def _wait(self, watch: StrategyWatch) -> _Wait:
-        call = f"a strategy of {watch.layout.num_replicas} replicas: {watch.call()}"
+        call = f"{_members(watch)}: {watch.call()}"
         return _Wait(self._host, self._pid, watch.thread(), watch.who(), call)
+
+    def _end_if_missed(
+        self,
+        watches: Sequence[StrategyWatch],
+        watch: StrategyWatch,
+        step: int,
+        processes: tuple[int, ...],
+        number: int,
+        maker: _Wait,
+    ) -> None:
+        """Ends a strategy in which this rank waits for one that needs it to make another one.
+
+        That one had begun `step` exchanges, and begins none meanwhile.
+        """
+        waits_for_maker = watch.is_waiting and watch.step > step
+        is_missed = waits_for_maker and self._new.misses(processes, number)
+        if not is_missed or not _is_alone(watch.thread()):
+            return
+        path = [self._wait(watch), maker]
+        if watch.is_leaving:  # its program has ended, and can raise nothing any more
+            try:
+                _log.error("the job ends: %s", _in_words(path))
+            finally:  # logging fails where stderr is closed
+                watch.abort(1)
+        else:
+            self._propose(watches, watch, _cycle(path))
 
     def _follow(
         self,
@@ -170,7 +228,8 @@ class CycleSearch:
         if here not in cycle.addresses:
             watch.give_up("cycle", cycle.text)
         elif watch.is_waiting:
-            missed = self._missed[watch].get(cycle.addresses[0])
+            by_probe = self._missed.setdefault(watch, WeakValueDictionary())
+            missed = by_probe.get(cycle.addresses[0])
             if missed is not None and not missed.is_over:
                 self._propose(watches, missed, cycle)
                 missed.give_up("cycle", cycle.text)
@@ -183,11 +242,28 @@ class CycleSearch:
                     self._propose(watches, other, cycle)
 
 
+def _members(watch: StrategyWatch) -> str:
+    return f"a strategy of {watch.layout.num_replicas} replicas"
+
+
+def _is_alone(thread: int) -> bool:
+    """Returns whether no other thread of the program runs here: it could make a strategy."""
+    return all(
+        one.ident == thread or one.name.startswith(_OWN_THREADS) for one in threading.enumerate()
+    )
+
+
 def _cycle(path: Sequence[_Wait]) -> _Cycle:
-    texts = sorted({f"{wait.replicas} of {wait.call}" for wait in path})
     text = (
-        f"strategies wait for each other, for ever. {'; '.join(texts)}. Call the collectives"
-        " of several strategies in the same order on all ranks. These strategies can't be used"
-        " any more: end the program, or make new ones."
+        f"{_in_words(path)} These strategies can't be used any more: end the program, or make new"
+        " ones."
     )
     return _Cycle(text, [wait.address for wait in path])
+
+
+def _in_words(path: Sequence[_Wait]) -> str:
+    texts = sorted({f"{wait.replicas} of {wait.call}" for wait in path})
+    return (
+        f"strategies wait for each other, for ever. {'; '.join(texts)}. Make strategies, and call"
+        " the collectives of several ones, in the same order on all ranks."
+    )
