@@ -365,7 +365,7 @@ def require_above(strategy: AbstractStrategy, call: str) -> None:
     ContextError
         It does not; the text says which call fits.
     """
-    state = _state.get()
+    state = _state_beside(strategy)
     is_above = state is None or (state.strategy is strategy and state.kind in _ABOVE)
     if is_above and strategy.is_in_run:
         raise ContextError(
@@ -377,9 +377,20 @@ def require_above(strategy: AbstractStrategy, call: str) -> None:
     require_unstaged(call, "was called")
 
 
+def _state_beside(strategy: AbstractStrategy) -> State | None:
+    """Returns the state of the code that runs now; in the default strategy's, others see none.
+
+    As tf's ``enter_or_assert_strategy``, and so a function works above the replicas that merges in
+    a step.
+    """
+    state = _state.get()
+    is_free = state is not None and state.strategy.is_default and not strategy.is_default
+    return None if is_free else state
+
+
 def _require_outside(strategy: AbstractStrategy, call: str) -> None:
     """Raises where the code that runs now is in a replica, or in another strategy."""
-    state = _state.get()
+    state = _state_beside(strategy)
     if state is None:
         return
     if state.strategy is not strategy:
@@ -420,8 +431,8 @@ class Scope(Generic[_Strategy]):
                 )
             mine = state
         else:
-            if state is None or not state.strategy.is_default:
-                _require_outside(strategy, "scope")
+            _require_outside(strategy, "scope")
+            state = _state_beside(strategy)
             is_inside = state is not None and state.kind not in _ABOVE
             mine = state if is_inside else State(strategy)
         _has_entered.set(True)

@@ -812,3 +812,43 @@ def test_a_variable_that_was_made_outside_of_a_scope_is_told_where_to_make_it(st
         assert "Mixing different strategies: Variable.assign" in str(error)
         assert "make it in strategy.scope()" in str(error)
     check_works(strategy)
+
+
+def test_a_function_that_merges_in_a_step_works_above_the_replicas_as_well(strategy):
+    """There it is in the ``merge_fn`` of the default strategy, as in tf."""
+    synchronization, aggregation = mr.VariableSynchronization.ON_READ, mr.VariableAggregation.SUM
+    with strategy.scope():
+        total = mr.Variable(0.0, synchronization=synchronization, aggregation=aggregation)
+        weight = mr.Variable(1.0)
+
+    def result():
+        return mr.get_replica_context().merge_call(lambda _: total.value())
+
+    def change(_):
+        weight.assign(2.0)
+        strategy.run(lambda: total.assign_add(1.0))
+        with strategy.scope():
+            return mr.Variable(3.0)
+
+    strategy.run(lambda: total.assign_add(1.0))
+    number = strategy.num_replicas_in_sync
+    assert strategy.experimental_local_results(strategy.run(result))[0] == number
+    assert result() == number
+    assert mr.get_replica_context().merge_call(change).strategy is strategy
+    assert (weight.value(), result()) == (2.0, 2 * number)
+    with mr.get_strategy().scope():
+        assert result() == 2 * number
+    check_works(strategy)
+
+
+def test_a_step_that_writes_into_a_value_is_told_how_to_assign(strategy):
+    with strategy.scope():
+        weight = mr.Variable(np.zeros(3))
+
+    def step():
+        weight.value()[0] = 1.0
+
+    error = raises_everywhere(ValueError, lambda: strategy.run(step))
+    assert "variable.assign" in error.__notes__[0]
+    np.testing.assert_array_equal(weight, 0.0)
+    check_works(strategy)
