@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import marshal
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,8 +39,8 @@ from .arguments import (
     largest,
     own_copy,
     pack,
+    pack_objects,
     refuses_writes,
-    require_packable,
     unpack_all,
 )
 from .blobs import all_blobs, payload_of
@@ -122,7 +123,9 @@ class MergeCall(Call):
         if engine.layout.size > 1:
             self.packed = self._told_where(pack)
         elif not is_plain or any(map(_holds_objects, self.leaves)):
-            self._told_where(require_packable)  # a program is right on one rank as on several
+            # A program is right on one rank as on several.
+            keeps_them = len(engine.layout.local_replica_ids) > 1
+            self.packed = self._told_where(partial(pack_objects, keeps_them=keeps_them))
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
     @property
@@ -147,7 +150,7 @@ class MergeCall(Call):
         """Returns the arguments; the caller runs the function outside of the interrupt gate."""
         layout = self._engine.layout
         rows: list[list[Held | Elsewhere]] = []
-        own = _apart([call.leaves for call in calls])
+        own = _apart(calls)
         common_order = _common_order(calls)
         if layout.size == 1:
             rows = [[Held(leaf) for leaf in leaves] for leaves in own]
@@ -237,19 +240,22 @@ def _common_order(calls: Sequence[MergeCall]) -> str | None:
     return first
 
 
-def _apart(of_calls: Sequence[list[Any]]) -> Sequence[list[Any]]:
+def _apart(calls: Sequence[MergeCall]) -> Sequence[list[Any]]:
     """Returns the leaves of replicas, where what several give is one of each's own.
 
-    A ``merge_fn`` may write into it: so do replicas that are on ranks of their own.
+    A ``merge_fn`` may write into it: so do replicas that are on ranks of their own. The last one
+    keeps what it has given, which nobody has changed since.
     """
-    if len(of_calls) == 1:
-        return of_calls
-    given: set[int] = set()
-    apart = []
-    for leaves in of_calls:
-        apart.append([own_copy(leaf) if id(leaf) in given else leaf for leaf in leaves])
-        given.update(map(id, leaves))
-    return apart
+    if len(calls) == 1:
+        return [calls[0].leaves]
+    last = {id(leaf): call for call in calls for leaf in call.leaves}
+    return [
+        [
+            leaf if last[id(leaf)] is call else own_copy(leaf, entry)
+            for leaf, entry in itertools.zip_longest(call.leaves, call.packed[0])
+        ]
+        for call in calls
+    ]
 
 
 def check_merge_call(function: Any, args: Any, kwargs: Any) -> None:

@@ -6,6 +6,8 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
 from ..core.context import State, entered
+from ..core.exceptions import add_note
 from ..core.indexed_slices import IndexedSlices
 from ..core.library_state import forget_casts
 from ..core.thread_state import ThreadState
@@ -45,9 +48,22 @@ def run_merge_fn(
     try:
         with entered(State(strategy, None, "merge_fn")):
             return invoke_merge_fn(call.function, strategy, args, kwargs, call.thread_state)
+    except TypeError as error:
+        if all(map(_is_of_package, walk_tb(error.__traceback__))):  # it was not entered
+            where = call.describe().where
+            add_note(
+                error,
+                f"merge_fn {call.identity.text} gets the strategy first, and then what merge_call"
+                f" at {where} was given as args and kwargs.",
+            )
+        raise
     finally:
         scope.is_open = False
         forget_casts()
+
+
+def _is_of_package(frame_and_line: tuple[FrameType, int]) -> bool:
+    return str(frame_and_line[0].f_globals.get("__name__")).startswith("mpi_replica.")
 
 
 def call_directly(

@@ -37,6 +37,10 @@ from .shared_objects import SharedObjects
 from .storage import Storage
 from .worker import Worker
 
+_OF_VALUES = (
+    "The value of a variable is read-only, too: write by variable.assign, assign_add or"
+    " scatter_add, or into a copy, np.array(variable.value())."
+)
 _OF_EVENT_LOOPS = (
     "Replicas of a rank share a thread, which runs one event loop of asyncio at a time. Make the"
     " strategy with replica_threads=True, or await nothing in which replicas make collective calls."
@@ -236,6 +240,8 @@ class Seat:
         is_shared = any(isinstance(x, np.ndarray) and not x.flags.writeable for x in leaves)
         if is_shared or (self.run.lent is not None and self.run.lent.refuse_writes):
             add_note(error, lent_arrays.ADVICE)
+        elif self.run.engine.variables:
+            add_note(error, _OF_VALUES)
 
     def meet(self, call: Call) -> Any:
         """Posts `call` and waits until the hub has performed it; called by the replica."""

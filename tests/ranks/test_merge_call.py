@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, culprits, needs_two_ranks, needs_two_replicas, raises_everywhere
+from everywhere import (
+    check_works,
+    culprits,
+    gathered,
+    needs_two_ranks,
+    needs_two_replicas,
+    raises_everywhere,
+)
 
 LARGE = 1 << 14  # items of 8 bytes: such leaves are gathered when they are looked at
 
@@ -229,22 +236,22 @@ def test_reductions_inside_merge_fn(strategy, size):
     def merge_fn(strategy, x, rows):
         first = strategy.reduce("SUM", x, axis=None)
         mean = strategy.reduce("MEAN", rows, axis=0)
-        gathered = strategy.gather(rows, axis=0)
+        all_rows = strategy.gather(rows, axis=0)
         to_all = strategy.extended.reduce_to("SUM", x, x)
         to_last = strategy.extended.reduce_to("MAX", x, strategy.size - 1)
         one, two = strategy.extended.batch_reduce_to("SUM", [(x, None), (rows["a"], None)][:1] * 2)
         assert (to_last is None) == (strategy.rank != strategy.size - 1)
-        return first, mean, gathered, to_all, one, two
+        return first, mean, all_rows, to_all, one, two
 
     def make(i):
         return np.full(size, i), {"a": np.full((size + i, 2), i)}
 
     weighted = sum(i * (size + i) for i in range(count)) / sum(size + i for i in range(count))
-    for first, mean, gathered, *same in merged(strategy, merge_fn, make):
+    for first, mean, all_rows, *same in merged(strategy, merge_fn, make):
         np.testing.assert_array_equal(first, np.full(size, total))
         np.testing.assert_allclose(mean["a"], [weighted] * 2)
         expected = np.concatenate([np.full((size + i, 2), i) for i in range(count)])
-        np.testing.assert_array_equal(gathered["a"], expected)
+        np.testing.assert_array_equal(all_rows["a"], expected)
         for one in same:
             np.testing.assert_array_equal(one, np.full(size, total))
 
@@ -592,6 +599,42 @@ def test_what_all_give_as_one_object_is_one_of_each_in_merge_fn(strategy, kind, 
     assert merged(strategy, weighed, lambda i: (given,)) == [expected] * len(
         strategy.local_replica_ids
     )
+
+
+def test_a_merge_fn_without_the_strategy_is_told_that_it_gets_that_first(strategy):
+    def forgetful(x):
+        return x
+
+    def step():
+        return mr.get_replica_context().merge_call(forgetful, args=(1.0,))
+
+    error = raises_everywhere(TypeError, lambda: strategy.run(step))
+    (note, *_) = error.__notes__
+    assert "forgetful at test_merge_call.py:" in note
+    assert "gets the strategy first, and then what merge_call at test_merge_call.py:" in note
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("kind", [set, bytearray, lambda: Record("one", [])])
+def test_an_object_of_a_rank_is_on_all_ranks_as_it_was_when_a_replica_gave_it(strategy, kind):
+    """Those that come behind change it."""
+    of_rank = kind()
+    items = of_rank if isinstance(of_rank, (set, bytearray)) else of_rank.rows
+    add = items.add if isinstance(items, set) else items.append
+
+    def argument(i):
+        add(i)
+        return (of_rank,)
+
+    def sizes(strategy, given):
+        parts = strategy.experimental_local_results(given)
+        return [len(part.rows if isinstance(part, Record) else part) for part in parts]
+
+    expected = [
+        1 + position for ids in gathered(strategy.local_replica_ids) for position in range(len(ids))
+    ]
+    found = merged(strategy, sizes, argument)
+    assert found == [expected] * len(strategy.local_replica_ids)
 
 
 @pytest.mark.parametrize("length", [3, LARGE])
