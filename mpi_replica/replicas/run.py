@@ -217,7 +217,7 @@ class Run(SharedRun):
                 "merge_fn must return the same on all ranks: pass what differs between replicas"
                 " through args instead of using it from outside."
             )
-            what = f"the result of merge_fn {call.identity.text}"
+            what = f"the result of merge_fn {call.identity.text}, given to merge_call"
             digest = _NOTHING if result is None else digest_of(comparable(result))
             self.engine.agreement.notes.add(
                 Note(what, call.site, digest, advice, "CollectiveMismatchError")
