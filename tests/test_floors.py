@@ -34,6 +34,9 @@ MOST_CODE_LINES = 300  # of a file; docstrings, comments, blank lines and import
 MPI_MODULE = f"{PACKAGE}.ranks.mpi"  # the only one that may import mpi4py
 # How ranks agree knows none of the calls that they agree on.
 AGREEMENT, KINDS = f"{PACKAGE}.collectives.agreement", f"{PACKAGE}.collectives"
+# Rooms of which nothing runs while a program's test has patched clocks and pids.
+OWN_PROCESSES = ["launcher", "trace", "doctor", "__main__"]
+PID_CALLS = {"os.getpid", "os.getppid"}
 
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 
@@ -141,6 +144,7 @@ def find_faults(sources):
         *faults_of_imports(imports, modules),
         *faults_of_rooms(imports, modules),
         *faults_of_names(trees),
+        *faults_of_clocks(trees),
         *(
             f"{path}: has {lines} lines of code, more than {MOST_CODE_LINES}; split it by idea"
             for path, text in sources.items()
@@ -232,6 +236,35 @@ def faults_of_names(trees):
                 yield f"{' and '.join(places)}: {len(places)} times a {what} {name}"
 
 
+def faults_of_clocks(trees):
+    """Yield where a rank reads a clock, sleeps or asks for its pid by what a test may patch.
+
+    Names that are bound with the package are the true ones, whatever a program's test puts in the
+    place of ``time.sleep``. What has only processes of its own is free.
+    """
+    for path, tree in trees.items():
+        module = module_name(path)
+        if room_of(module) in OWN_PROCESSES:
+            continue
+        in_functions = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            where = f"{path}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import) and "time" in {alias.name for alias in node.names}:
+                yield f"{where}: imports time; bind its functions, which a test may patch there"
+            elif isinstance(node, ast.Attribute) and ast.unparse(node) in PID_CALLS:
+                yield f"{where}: {ast.unparse(node)}; bind it at import, a test may patch it"
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                bound = {f"{node.module}.{alias.name}" for alias in node.names}
+                is_late = module == MPI_MODULE or id(node) in in_functions
+                if is_late and (node.module == "time" or bound & PID_CALLS):
+                    yield f"{where}: binds {min(bound)} late: a test may have patched it by then"
+
+
 def is_mpi(target):
     return target.partition(".")[0] == "mpi4py"
 
@@ -318,6 +351,12 @@ REDUCE, NEST = "collectives/reduce.py", "core/nest.py"
         ("data/source.py", "class Pack: pass", "2 times a class Pack"),
         ("data/source.py", "def f():\n    class Run: pass", "2 times a class Run"),
         (REDUCE, "class A: pass\nclass A: pass", "reduce.py:2: 2 times a class A"),
+        (REDUCE, "import time\ntime.sleep(1)", "reduce.py:1: imports time;"),
+        (REDUCE, "import os\nos.getpid()", "reduce.py:2: os.getpid; bind it"),
+        (REDUCE, "import os\nf = os.getppid", "reduce.py:2: os.getppid; bind it"),
+        (REDUCE, "def f():\n    from time import sleep", "reduce.py:2: binds time.sleep late"),
+        (REDUCE, "def f():\n    from os import getpid", "reduce.py:2: binds os.getpid late"),
+        ("ranks/mpi.py", "from time import monotonic", "mpi.py:1: binds time.monotonic late"),
     ],
 )
 def test_each_fault_is_found(path, text, fault):
@@ -346,6 +385,12 @@ def test_floors_are_counted_by_imports_and_not_by_the_table():
     (fault,) = faults_with({"launcher/__init__.py": "from ..collectives import pack"} | changes)
     assert fault.startswith("8 floors")
     assert faults_with({"launcher/__init__.py": "from ..collectives import pack"}) == []
+
+
+def test_what_is_bound_with_the_package_and_what_has_its_own_processes_is_no_fault():
+    bound = "from os import getpid\nfrom time import sleep\nsleep(getpid())"
+    own = "import os\nimport time\ntime.sleep(os.getpid())"
+    assert faults_with({REDUCE: bound, "launcher/__init__.py": own}) == []
 
 
 def test_there_are_not_too_many_entries():

@@ -364,7 +364,8 @@ BUSY = {
     "test_busy.py": """
     import threading
 
-    def test_busy(strategy):
+    def test_busy(strategy, monkeypatch):
+        monkeypatch.setattr("time.monotonic", lambda: 1000.0)  # as for the code under test
         if rank == 1:
             threading.Event().wait()
         strategy.barrier()
@@ -384,6 +385,68 @@ def test_a_rank_that_never_comes_to_a_call_of_the_strategy_is_named_and_the_job_
     assert re.search(r"test_busy.py\", line \d+, in test_busy\n +threading.Event\(\).wait", text), (
         text
     )
+
+
+PATCHED = {
+    "test_patched.py": """
+    from time import perf_counter
+    from unittest import mock
+    import numpy as np
+
+    NAMES = [
+        *("os.getpid", "os.getppid", "time.sleep", "time.time", "time.monotonic"),
+        *("time.perf_counter", "time.time_ns", "time.monotonic_ns", "time.perf_counter_ns"),
+    ]
+
+    def be_late():
+        until = perf_counter() + 0.1
+        while perf_counter() < until:
+            pass
+
+    def refuse(*_):
+        pytest.fail("this is for the code under test alone")
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_of_a_name(strategy, monkeypatch, name):
+        monkeypatch.setattr(name, refuse)  # until the ranks have met behind this
+        if rank == 1:
+            be_late()
+        check(strategy)
+        if rank == 0:
+            be_late()
+
+    def test_of_all_names(monkeypatch, tmp_path):
+        for name in NAMES:
+            monkeypatch.setattr(name, refuse)
+        with mr.MPIStrategy(replicas_per_rank=2) as strategy:
+            check(strategy)
+            rows = mr.data.Dataset.from_tensor_slices(np.arange(8.0)).map(abs, 2).batch(4)
+            steps = iter(strategy.experimental_distribute_dataset(rows.prefetch(1)))
+            assert len(list(steps)) == 2
+            folder = strategy.gather_objects(str(tmp_path))[0]
+            manager = mr.CheckpointManager(mr.Checkpoint(strategy, x=np.ones(3)), folder)
+            manager.save(1)
+            assert manager.restore_or_initialize()
+
+    @mock.patch("os.getpid", return_value=4242)
+    @mock.patch("time.monotonic", side_effect=[0.0, 11.0])
+    def test_of_a_mock(clock, getpid, strategy):
+        import time
+        assert os.getpid() == 4242
+        start = time.monotonic()
+        check(strategy)
+        assert time.monotonic() - start > 10
+
+    def test_behind_them(strategy):
+        check(strategy)
+    """
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_test_may_patch_clocks_sleeps_and_the_pid(library, launch):
+    done = launch(library, 2, PATCHED)
+    assert summary(done) == "12 passed", done.stdout + done.stderr
 
 
 UNPRINTABLE = {

@@ -13,6 +13,7 @@ from collections import deque
 
 import pytest
 
+from mpi_replica.ranks.watch import recorder
 from mpi_replica.ranks.watch.watcher import Watcher
 from watches import Post, World
 
@@ -111,7 +112,7 @@ def test_a_call_has_one_time_in_all_that_a_rank_writes(watcher, monkeypatch, tmp
             world.watches[1].recorder.begin(f"call {number}", None)
             world.watches[1].recorder.end()
     clock, delays = time.time_ns, itertools.count(10**9, 10**9)
-    monkeypatch.setattr("time.time_ns", lambda: clock() + next(delays))
+    monkeypatch.setattr(recorder, "time_ns", lambda: clock() + next(delays))
     monkeypatch.setenv("MPI_REPLICA_FLIGHT_FOLDER", str(tmp_path))
     watcher.write_flight_records(REASON)
     calls = (tmp_path / "flight-rank-1.txt").read_text().splitlines()

@@ -1,12 +1,12 @@
 """Watchers without MPI and without their threads: they look when a test says so, by its clock."""
 
+import sys
 import threading
 from collections import deque
 
 from mpi_replica.core.layout import Layout
 from mpi_replica.ranks.single import SingleTransport
 from mpi_replica.ranks.transport import Mailbox
-from mpi_replica.ranks.watch import strategy_watch as watch_module
 from mpi_replica.ranks.watch.strategy_watch import StrategyWatch
 
 
@@ -15,7 +15,9 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        monkeypatch.setattr(watch_module.time, "monotonic", lambda: self.now)
+        for name, module in sys.modules.items():
+            if name.startswith("mpi_replica.ranks.watch.") and hasattr(module, "monotonic"):
+                monkeypatch.setattr(module, "monotonic", lambda: self.now)
 
 
 class Post(Mailbox):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import weakref
+from os import getpid
 from types import FrameType
 from typing import Any
 
@@ -38,7 +38,7 @@ def listen(listener: object) -> None:
     if not _listeners:
         _arrived = 0
     _listeners.add(listener)
-    _process = os.getpid()
+    _process = getpid()
     for number in SIGNALS:
         before = signal.signal(number, _remember)
         if before != _remember:
@@ -53,7 +53,7 @@ def arrived() -> int:
 def _remember(number: int, frame: FrameType | None) -> None:
     global _arrived
     # Who forks has a child that can be ended, as those of multiprocessing are by this signal.
-    if _listeners and os.getpid() == _process:
+    if _listeners and getpid() == _process:
         _arrived = _arrived or number
         return
     before = _before.get(number)

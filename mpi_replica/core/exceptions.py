@@ -7,6 +7,7 @@ what to do. Errors that the ranks have agreed on carry the same text on every ra
 from __future__ import annotations
 
 import os
+from os import getpid
 
 
 class MPIReplicaError(BaseException):
@@ -150,7 +151,7 @@ _process = os.urandom(8)
 
 def mark_reporter(error: BaseException, is_here: bool) -> None:
     """Notes whether this is the rank that prints `error`, which all have, if nobody catches it."""
-    mark = _process, os.getpid(), is_here
+    mark = _process, getpid(), is_here
     BaseException.__setattr__(error, "_mpi_replica_reporter", mark)  # its own may raise
 
 
@@ -158,4 +159,4 @@ def is_reported_here(error: BaseException) -> bool | None:
     """Returns whether this is the rank that prints `error`; None where others don't have it."""
     *process, is_here = getattr(error, "_mpi_replica_reporter", (b"", 0, None))
     # A copy may have come from another rank.
-    return is_here if process == [_process, os.getpid()] else None
+    return is_here if process == [_process, getpid()] else None

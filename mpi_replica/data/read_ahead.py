@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import contextvars
 import functools
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from os import getpid
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -53,7 +53,7 @@ class _Reader:
         # (element, None), (None, an exception), or None at the end
         self._answers: SimpleQueue[tuple[Any, BaseException | None] | None] = SimpleQueue()
         self._has_ended = False
-        self._process = os.getpid()
+        self._process = getpid()
         for _ in range(count):
             self._ask()
         # What the caller has set with np.errstate, and its strategy, hold here as well.
@@ -67,7 +67,7 @@ class _Reader:
 
     def take(self) -> tuple[Any, BaseException | None] | None:
         """Returns the next element, and asks the thread for one more."""
-        if os.getpid() != self._process:
+        if getpid() != self._process:
             raise RuntimeError(
                 "this iterator reads ahead and was begun before a fork: its thread stayed in the "
                 "other process. Iterate the dataset anew here."
@@ -86,7 +86,7 @@ class _Reader:
         self._has_ended = True
         self._wishes.put(None)
         _readers.discard(self)
-        is_elsewhere = os.getpid() == self._process and threading.current_thread() != self._thread
+        is_elsewhere = getpid() == self._process and threading.current_thread() != self._thread
         if is_elsewhere and self._thread.is_alive():
             self._thread.join(SECONDS_TO_END)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
+from os import getpid
 from typing import Any, NamedTuple
 
 from .read_ahead import read_ahead
@@ -79,7 +79,7 @@ class StepReader:
             self._is_repeatable, self._once = self._kind()
         self._require_whole()
         # The thread that reads ahead stays behind in a fork.
-        is_forked = self._ahead > 0 and self._is_repeatable and self._process != os.getpid()
+        is_forked = self._ahead > 0 and self._is_repeatable and self._process != getpid()
         if self._at != (epoch, number) or is_forked:
             self._begin(epoch, number)
         if not self._next:
@@ -120,7 +120,7 @@ class StepReader:
         make = functools.partial(self._make, epoch, number)
         self._steps = read_ahead(make, self._ahead) if self._ahead else make()
         self._at = epoch, number
-        self._process = os.getpid()
+        self._process = getpid()
 
     def _stop(self, error: BaseException) -> None:
         """Begins anew the next time if that is possible: what has raised an error has ended."""

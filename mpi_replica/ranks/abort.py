@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import time
+from time import sleep
 from types import ModuleType
 
 from .launcher_connection import note_end, tell_end
@@ -29,6 +29,6 @@ def abort_job(mpi: ModuleType, status: int) -> None:
             seat.bind(f"\0mpi_replica-abort-{job}")  # a name without a file
     except OSError as error:  # no socket to be had must not keep the job from its end
         if error.errno == errno.EADDRINUSE:
-            time.sleep(_SECONDS_TO_END)
+            sleep(_SECONDS_TO_END)
     mpi.COMM_WORLD.Abort(status)
     os._exit(status)  # MPICH returns, and its launcher ends the processes a little later

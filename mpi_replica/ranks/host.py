@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 
+# For the module of MPI: see `pause.py`.
+from os import getpid as getpid
+
 # macOS does not have it.
 _affinity: Callable[[int], Iterable[int]] = getattr(
     os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)

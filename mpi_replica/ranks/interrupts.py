@@ -12,6 +12,7 @@ import signal
 import threading
 from _thread import get_ident  # looked up at every collective
 from collections.abc import Callable
+from os import getpid
 from types import FrameType
 from typing import Any
 
@@ -81,7 +82,7 @@ class InterruptGate:
         elif now >= self._due and self.is_pending:
             self.is_pending = False
             # Which the main thread gets: it ends a sleep, too.
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(getpid(), signal.SIGINT)
 
 
 #: The one gate of the process, since a process has one handler of SIGINT.

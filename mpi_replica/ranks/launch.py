@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from os import getpid
 from typing import Any
 
 from ..core.exceptions import LaunchError
@@ -137,17 +138,17 @@ def _claim_rank() -> None:
     """
     global _rank_process
     # With MPICH its messages would break into the parent's.
-    if _rank_process not in (0, os.getpid()):
+    if _rank_process not in (0, getpid()):
         raise LaunchError(
             f"this process is a fork of process {_rank_process}, which is a rank: it can't be the"
             " same one. Make strategies in the rank itself, or start this process without a fork"
             f" (multiprocessing: spawn), and with {_CHOICE}=single."
         )
-    _rank_process = os.getpid()
+    _rank_process = getpid()
     names = "PMIX_NAMESPACE", "PMIX_RANK"
     rank = " ".join(os.environ.get(name, "") for name in names)
     pid, _, of_pid = os.environ.get(_RANK_PROCESS, "").partition(" ")
-    is_another = of_pid == rank and pid != str(os.getpid())
+    is_another = of_pid == rank and pid != str(getpid())
     if names[0] not in os.environ:
         # Of MPICH: what a rank starts has the variable, and mostly not the connection, without
         # which MPI ends it.
@@ -159,7 +160,7 @@ def _claim_rank() -> None:
             " '__main__' where multiprocessing imports the program; or start this process without"
             f" the variables of the launcher ({', '.join(names)}), or with {_CHOICE}=single."
         )
-    os.environ[_RANK_PROCESS] = f"{os.getpid()} {rank}"
+    os.environ[_RANK_PROCESS] = f"{getpid()} {rank}"
 
 
 def _is_open(descriptor: int | None) -> bool:

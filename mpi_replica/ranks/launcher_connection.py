@@ -16,8 +16,9 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
+from os import getpid, getppid
+from time import monotonic, sleep
 
 #: What the launcher hands to its ranks, with blanks between: a secret, the limit of stalls in
 #: seconds, how often the job was started before, and its addresses.
@@ -66,7 +67,7 @@ def connect_to_launcher() -> None:
     vars(sys)["_mpi_replica_connection"] = _connection
     os.register_at_fork(after_in_child=_leave_to_parent)
     rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "")
-    tell(secret=secret, rank=int(rank), host=socket.gethostname(), pid=os.getpid())
+    tell(secret=secret, rank=int(rank), host=socket.gethostname(), pid=getpid())
     _end_with_launcher(_connection)
     # So many frames of its stack are none of the program's.
     depth = len(traceback.extract_stack())
@@ -82,13 +83,13 @@ def _look(seconds: float, depth: int) -> None:
 
     Until MPI has started it tells where this rank is: others may wait for it, and can't ask.
     """
-    parent, main, due = os.getppid(), threading.main_thread().ident, seconds
-    start = time.monotonic()
+    parent, main, due = getppid(), threading.main_thread().ident, seconds
+    start = monotonic()
     while True:
-        time.sleep(_LOOK_SECONDS)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if not _has_started and time.monotonic() - start > due:
+        sleep(_LOOK_SECONDS)
+        if getppid() != parent:
+            os.kill(getpid(), signal.SIGKILL)
+        if not _has_started and monotonic() - start > due:
             stack = traceback.extract_stack(sys._current_frames().get(main or 0))
             tell(place="".join(traceback.format_list(stack[depth:])))
             due *= 2
@@ -126,7 +127,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 def _end_with_launcher(connection: socket.socket) -> None:
     if sys.platform == "linux":  # elsewhere the signal can't be chosen
-        fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(connection, fcntl.F_SETOWN, getpid())
         fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGKILL)
         _set_async(connection, True)
     try:
@@ -135,7 +136,7 @@ def _end_with_launcher(connection: socket.socket) -> None:
         return
     except OSError:
         pass
-    os.kill(os.getpid(), signal.SIGKILL)  # it has ended before
+    os.kill(getpid(), signal.SIGKILL)  # it has ended before
 
 
 def _set_async(connection: socket.socket, is_async: bool) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,10 +21,10 @@ from ..core.options import ReduceOp
 from .abort import abort_job
 from .communicators import checked_communicator
 from .header_exchanges import Exchange, HeaderExchanges
-from .host import cores, is_crowded, machine
+from .host import cores, getpid, is_crowded, machine
 from .interrupts import is_of_signal_handler
 from .library_facts import is_intel_mpi
-from .pause import SECONDS_BEFORE_SLEEP, pause
+from .pause import SECONDS_BEFORE_SLEEP, monotonic, pause
 from .point_to_point import MPIMailbox, PointToPoint
 from .survivors import Survivors
 from .transport import HEADER_BYTES, Bytes, Messages, Payload, Transport, WaitGivenUpError, Words
@@ -132,7 +130,7 @@ class MPITransport(Transport):
         self.size = self._comm.Get_size()
         host = MPI.Get_processor_name()
         place = (machine(host), cores())
-        mine = (host, place, os.getpid(), _may_watch())
+        mine = (host, place, getpid(), _may_watch())
         hosts, places, pids, may_watch = zip(*all_gather_objects(self._comm, mine), strict=True)
         self.hosts, self.pids = hosts, pids
         if self.size > 1 and all(may_watch):
@@ -382,10 +380,10 @@ class MPITransport(Transport):
         test, timeout_seconds = request.Test, self.timeout_seconds
         if timeout_seconds is not None and self.mailbox is not None:
             timeout_seconds += _SECONDS_FOR_THE_WATCHER
-        start = time.monotonic()
+        start = monotonic()
         try:
             while not test():
-                waited = time.monotonic() - start
+                waited = monotonic() - start
                 if waited < self._spin_seconds:
                     continue
                 is_late = timeout_seconds is not None and waited > timeout_seconds

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
+
+# The module of MPI, which comes with the first strategy, takes it from here: a program's test may
+# have patched `time` by then.
+from time import monotonic as monotonic
+from time import sleep
 
 #: Who waits for a late rank asks again and again for so long.
 SECONDS_BEFORE_SLEEP = 0.02
@@ -15,7 +19,7 @@ _FIRST_SLEEP_SECONDS = 0.0004
 _LONGEST_SLEEP_SECONDS = 0.005
 
 # macOS does not have it.
-_give_core_away: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+_give_core_away: Callable[[], None] = getattr(os, "sched_yield", lambda: sleep(0))
 
 
 def pause(waited_seconds: float, seconds_before_sleep: float = SECONDS_BEFORE_SLEEP) -> None:
@@ -23,4 +27,4 @@ def pause(waited_seconds: float, seconds_before_sleep: float = SECONDS_BEFORE_SL
     _give_core_away()
     if waited_seconds > seconds_before_sleep:
         sleep_seconds = _FIRST_SLEEP_SECONDS * waited_seconds / seconds_before_sleep
-        time.sleep(min(sleep_seconds, _LONGEST_SLEEP_SECONDS))
+        sleep(min(sleep_seconds, _LONGEST_SLEEP_SECONDS))

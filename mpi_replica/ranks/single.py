@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from os import getpid
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ class SingleTransport(Transport):
         self.rank = 0
         self.size = 1
         self.hosts = (socket.gethostname(),)
-        self.pids = (os.getpid(),)
+        self.pids = (getpid(),)
         self.communicator = None
         self.headers = {
             size_bytes: np.zeros(size_bytes, np.uint8)

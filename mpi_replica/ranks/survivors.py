@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import getpid
+from time import sleep
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..core.exceptions import RankLostError, mark_reporter
@@ -202,7 +202,7 @@ class Survivors:
         self._world.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
         self.transport = None
-        mine = Member(self._first_rank, self._mpi.Get_processor_name(), os.getpid())
+        mine = Member(self._first_rank, self._mpi.Get_processor_name(), getpid())
         introduction = _Introduction(mine, self._num_spares, before, self._farewell)
         ranks: list[_Introduction] = all_gather_objects(self._world, introduction)
         self.members = tuple(one.member for one in ranks)
@@ -328,7 +328,7 @@ class Survivors:
             if num_lost == self.num_active:  # nobody else is left to wake the spares
                 self.revoke()
                 return None
-            time.sleep(_LOOK_SECONDS)
+            sleep(_LOOK_SECONDS)
 
     def _hear_the_others(self, first: int, call: int) -> None:
         """Receives what the other ranks say at a good end: they wait until it is heard."""
@@ -386,7 +386,7 @@ class Survivors:
             self._farewell = cause
         if self.transport is not None:
             for _ in self.dismiss(math.inf, Dismissal(cause or NO_FURTHER_CALL)):
-                time.sleep(_LOOK_SECONDS)
+                sleep(_LOOK_SECONDS)
 
 
 def _farewell_error(everyone: Sequence[_Introduction], rank: int) -> RankLostError | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Generator, Sequence
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -44,9 +44,9 @@ def is_loss(mpi: Any, error: BaseException, communicator: Any = None) -> bool:
 
 def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence[int]) -> Any:
     """Returns the `RankLostError` of a communicator's rank, with the names of those that died."""
-    limit = time.monotonic() + _SECONDS_TO_LEARN
+    limit = monotonic() + _SECONDS_TO_LEARN
     ranks: list[int] = []
-    while not ranks and time.monotonic() < limit:
+    while not ranks and monotonic() < limit:
         ranks = _failed_ranks(mpi, communicator)
         mpi.COMM_SELF.Iprobe()
     who = numbers_text("rank", sorted(ranks)) if ranks else "a rank"
@@ -62,9 +62,9 @@ def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence
 
 def _is_lost(mpi: Any, communicator: Any) -> bool:
     """Returns whether a rank of a communicator has died, as this one knows after a while."""
-    limit = time.monotonic() + _SECONDS_TO_BE_SURE
+    limit = monotonic() + _SECONDS_TO_BE_SURE
     while not _failed_ranks(mpi, communicator) and not communicator.Is_revoked():
-        if time.monotonic() > limit:
+        if monotonic() > limit:
             return False
         mpi.COMM_SELF.Iprobe()
     return True
@@ -134,13 +134,13 @@ def agree(mpi: Any, communicator: Any, word: int) -> tuple[int, bool]:
         Whether it came out that a rank has died.
     """
     steps = agree_in_steps(mpi, communicator, word)
-    start = time.monotonic()
+    start = monotonic()
     while True:
         try:
             next(steps)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        pause(time.monotonic() - start)
+        pause(monotonic() - start)
 
 
 def agree_in_steps(

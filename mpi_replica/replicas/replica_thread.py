@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from os import getpid
 from typing import Any
 
 import greenlet
@@ -95,7 +96,7 @@ class ReplicaThread(Worker):
 
 def _serve(turns: Turns, worker: weakref.ref[ReplicaThread]) -> None:
     """Runs what a worker has to do, until it is no longer used; it must not be kept by this."""
-    errors, process = turns.relay.errors, os.getpid()
+    errors, process = turns.relay.errors, getpid()
     turns.enter()
     try:
         while True:

@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 from _thread import get_ident
+from os import getpid
 from types import TracebackType
 from typing import ClassVar
 
@@ -41,7 +42,7 @@ FORKED = (
     " other replicas and the program are its parent's. End it where its work is done, by os._exit."
 )
 
-_process = os.getpid()
+_process = getpid()
 
 
 def is_forked(process: int) -> bool:
@@ -51,7 +52,7 @@ def is_forked(process: int) -> bool:
 
 def _note_fork() -> None:
     global _process
-    _process = os.getpid()
+    _process = getpid()
 
 
 os.register_at_fork(after_in_child=_note_fork)

@@ -14,8 +14,9 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from os import getpid
+from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
@@ -81,7 +82,7 @@ def add_survivors(survivors: Survivors) -> None:
 def _set_up() -> None:
     global _process
     if not _process:
-        _process = os.getpid()
+        _process = getpid()
         atexit.register(_leave)
         os.register_at_fork(after_in_child=_disown)
         _install_hooks()
@@ -112,7 +113,7 @@ def _disown() -> None:
 def abort(status: int) -> None:
     """Ends the processes of all ranks, after each has written what it called last."""
     watcher.write_flight_records("the job is aborted")
-    time.sleep(_SECONDS_TO_WRITE)
+    sleep(_SECONDS_TO_WRITE)
     if not _engines:
         note_end("abort", status)
         tell_end()
@@ -142,7 +143,7 @@ def _leave_before_mpi_ends() -> None:
 def _leave() -> None:
     """Leaves, once: at the end of the program, or of MPI, if that comes first."""
     global _has_left
-    if _has_left or os.getpid() != _process:  # a forked child shares nothing with MPI
+    if _has_left or getpid() != _process:  # a forked child shares nothing with MPI
         return
     _has_left = True
     gate.close()  # Ctrl-C in between would leave without a word
@@ -157,7 +158,7 @@ def _leave_undisturbed() -> None:
     if broken:
         # MPI would wait for the message in flight, and so for a rank that may never come.
         if _left_to_others:
-            time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
+            sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
             _print_what_was_left()
         elif not _has_printed and broken[0].final is not None:  # the program has caught it
             _write(
@@ -186,7 +187,7 @@ def _compare_clocks() -> None:
 
 def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
     """Tells the other ranks that this one ends; returns whether all of them know in time."""
-    limit = time.monotonic() + seconds
+    limit = monotonic() + seconds
     for survivors in _survivors:
         survivors.say_farewell(cause)
     # All at once: another rank may be in a call of the second strategy, and leave the first later.
@@ -214,9 +215,9 @@ def _go_through(waits: list[Iterator[None]], limit: float = math.inf) -> bool:
     """Comes to the end of all waits; returns whether that was before the time `limit`."""
     while waits:
         waits = [one for one in waits if next(one, _DONE) is not _DONE]
-        if waits and time.monotonic() > limit:
+        if waits and monotonic() > limit:
             return False
-        time.sleep(_POLL_SECONDS if waits else 0)
+        sleep(_POLL_SECONDS if waits else 0)
     return True
 
 
@@ -230,7 +231,7 @@ def _install_hooks() -> None:
     is_own = previous not in (sys.__excepthook__, _print_alone)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() != _process or not _engines or _is_called_by_program():
+        if getpid() != _process or not _engines or _is_called_by_program():
             previous(kind, error, trace)
             return
         gate.close()  # Ctrl-C in between would cut short what is printed
@@ -250,11 +251,11 @@ def _install_hooks() -> None:
     def thread_hook(arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value
         communicates = any(engine.is_of_this_thread() for engine in _engines)
-        if os.getpid() != _process or not communicates or error is None:
+        if getpid() != _process or not communicates or error is None:
             previous_in_thread(arguments)
         elif not isinstance(error, SystemExit):  # which ends a thread without a word
             if is_reported_here(error) is False:
-                time.sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
+                sleep(_SECONDS_TO_LEAVE)  # the rank that prints it ends the job
             if previous_in_thread is threading.__excepthook__:
                 _print(error)
             else:

@@ -20,6 +20,7 @@ import threading
 import types
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from os import getpid
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -45,11 +46,11 @@ def main(words: Sequence[str]) -> int:
         sys.stderr.write(f"mpi_replica run: {error}\n")
         return 1
     # The last thing that is done at exit: whoever dies before may be needed by the others.
-    atexit.register(_tell_end, connection, os.getpid())
+    atexit.register(_tell_end, connection, getpid())
     _watch_exit(connection)
-    process = os.getpid()
+    process = getpid()
     status = _run(words, connection)
-    if os.getpid() != process and _has_mpi():
+    if getpid() != process and _has_mpi():
         _end_forked_child(status)
     return status
 
@@ -65,7 +66,7 @@ def _loaded(name: str) -> Any:
 
 
 def _tell_end(connection: Any, process: int) -> None:
-    if os.getpid() != process:
+    if getpid() != process:
         return
     status = None
     try:
@@ -84,12 +85,12 @@ def _watch_exit(connection: Any) -> None:
 
     Open MPI 5.0.11 would not tell the other ranks of an elastic job, which would wait.
     """
-    process, leave = os.getpid(), os._exit
+    process, leave = getpid(), os._exit
     is_elastic = os.environ.get(_FAULT_TOLERANCE) == "1"
 
     def leaving(function: Any) -> Any:
         def leave_connection(*arguments: Any) -> None:
-            is_rank = os.getpid() == process
+            is_rank = getpid() == process
             if is_rank:
                 connection.leave()  # what takes the place of this program tells nothing
             try:
@@ -101,7 +102,7 @@ def _watch_exit(connection: Any) -> None:
         return leave_connection
 
     def exit_at_once(status: int) -> NoReturn:
-        if os.getpid() == process and not connection.has_told_end():
+        if getpid() == process and not connection.has_told_end():
             if is_elastic:
                 os.kill(process, signal.SIGKILL)
             if status == 0:

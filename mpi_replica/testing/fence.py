@@ -11,8 +11,9 @@ import signal
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import getpid
+from time import monotonic, sleep
 from typing import NoReturn
 
 from ..core.layout import Layout, numbers_text
@@ -90,11 +91,11 @@ class Fence:
         #: What failed so far: printed where the job ends before rank 0 reports.
         self.failures: list[str] = []
         self._stderr = os.dup(2)  # the true one: pytest captures 2 during a test
-        self._process = os.getpid()
+        self._process = getpid()
         self._waiting: Arrival | None = None
         self._has_left_all = False
         self._is_lost = False
-        self._met_at = time.monotonic()
+        self._met_at = monotonic()
         layout = Layout((1,) * self.size, self.rank)
         thread = threading.get_ident()
         self._watch = StrategyWatch(
@@ -126,7 +127,7 @@ class Fence:
         KeyboardInterrupt
             Here: it came during the meeting.
         """
-        if os.getpid() != self._process:
+        if getpid() != self._process:
             self._end_child(arrival)
         if self._is_lost:
             return [arrival]
@@ -156,7 +157,7 @@ class Fence:
             self.departure.leave_own(arrival.place)
         elif arrival.text:
             self.departure.leave_all(arrival.place)
-        is_late = time.monotonic() - self._met_at > _LATE * self.limit_seconds
+        is_late = monotonic() - self._met_at > _LATE * self.limit_seconds
         has_more = is_late or arrival.kind == FAILED or arrival.text != ""
         compared = f"{arrival.place}\n{arrival.detail}".encode(errors="replace")
         digest = hashlib.blake2b(compared, digest_size=16).digest()
@@ -175,24 +176,24 @@ class Fence:
         self._wait(self.departure.advance, arrival)
         self._waiting = None
         self._note(self._doing)
-        self._met_at = time.monotonic()
+        self._met_at = monotonic()
         return arrivals
 
     def _wait(
         self, has_ended: Callable[[], bool], arrival: Arrival, patience: float = math.inf
     ) -> None:
         """Waits for the others; after a while gives up all strategies, and at last the job."""
-        start, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
+        start, pause = monotonic(), _SHORTEST_PAUSE_SECONDS
         limit = self.limit_seconds * (_END_FACTOR if arrival.stage == _END_STAGE else 1)
         while not has_ended():
             self.departure.advance()
-            waited = time.monotonic() - start
+            waited = monotonic() - start
             if waited > patience * limit and not self._has_left_all:
                 self._has_left_all = True
                 self.departure.leave_all(arrival.place)
             if waited > limit:
                 self._give_up(arrival, limit)
-            time.sleep(pause)  # the ranks may outnumber the cores
+            sleep(pause)  # the ranks may outnumber the cores
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _tell(self, arrival: Arrival) -> list[Arrival]:
@@ -226,7 +227,7 @@ class Fence:
             self.say(text)
         elif waiting[0] == self.rank:
             self._end(text)
-        time.sleep(3 * self.limit_seconds)  # another rank ends the job, if it can
+        sleep(3 * self.limit_seconds)  # another rank ends the job, if it can
         self._abort()
 
     def _missing_text(
@@ -272,7 +273,7 @@ class Fence:
     def _abort(self) -> NoReturn:
         with contextlib.suppress(Exception):  # a test may have closed it
             sys.stdout.flush()
-        time.sleep(_FORWARD_SECONDS)
+        sleep(_FORWARD_SECONDS)
         self._transport.abort(1)
         os._exit(1)  # a transport that returns
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextvars
 import functools
 import itertools
-import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from os import getpid
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any, TypeVar
 
 from ...core.thread_state import ThreadState
@@ -101,8 +101,8 @@ class FunctionCalls:
 
     def _begin(self, call: Callable[[], T]) -> Future[T]:
         # Threads stay behind in a fork.
-        if self._calls is None or self._process != os.getpid():
-            self._calls, self._threads, self._process = SimpleQueue(), [], os.getpid()
+        if self._calls is None or self._process != getpid():
+            self._calls, self._threads, self._process = SimpleQueue(), [], getpid()
             weakref.finalize(self, _end, self._calls, self._threads)
         if len(self._threads) < self._count:
             # Daemons: a call that never returns must not keep the program from ending.
@@ -146,7 +146,7 @@ def _end(calls: _Calls, threads: Sequence[threading.Thread]) -> None:
     """Ends threads, and waits for the ends of those whose calls return."""
     for _ in threads:
         calls.put(None)
-    until = time.monotonic() + SECONDS_TO_END
+    until = monotonic() + SECONDS_TO_END
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join(max(0, until - time.monotonic()))
+            thread.join(max(0, until - monotonic()))

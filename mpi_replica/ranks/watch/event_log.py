@@ -20,10 +20,10 @@ import re
 import socket
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter_ns
+from os import getpid
+from time import monotonic, perf_counter_ns, time_ns
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,7 @@ class EventLog:
         self._folder = folder_of_parts(path)
         restart = int(os.environ.get(RESTART_VARIABLE, "0"))
         # In containers the processes of each start may have the same ids.
-        self._stem = f"{socket.gethostname()}-{os.getpid()}-{restart}"
+        self._stem = f"{socket.gethostname()}-{getpid()}-{restart}"
         self._events: deque[bytes] = deque(maxlen=_MOST_WAITING)
         #: Takes an event that is packed. No function of Python: this runs at every call.
         self.add: Callable[[bytes], None] = self._events.append
@@ -151,9 +151,9 @@ class EventLog:
         self._written_ns, self._missing_ns = perf_counter_ns(), 0
         self.tell(
             host=socket.gethostname(),
-            pid=os.getpid(),
+            pid=getpid(),
             restart=restart,
-            epoch_ns=time.time_ns(),
+            epoch_ns=time_ns(),
             clock_ns=self._written_ns,
             last_seconds=last_seconds,
         )
@@ -191,7 +191,7 @@ class EventLog:
 
     def write_if_due(self) -> None:
         """Writes what has come, several times a second; called by the watcher."""
-        if time.monotonic() >= self._due:
+        if monotonic() >= self._due:
             self.write()
 
     def write(self, seconds: float = -1) -> None:
@@ -204,10 +204,10 @@ class EventLog:
         try:
             if self._file.closed:
                 return
-            self._due = time.monotonic() + _SECONDS_BETWEEN_BLOCKS
+            self._due = monotonic() + _SECONDS_BETWEEN_BLOCKS
             try:
                 self._write_blocks()
-                if self._last_seconds and time.monotonic() > self._part_ends:
+                if self._last_seconds and monotonic() > self._part_ends:
                     self._file.close()
                     self._begin_part()
             except OSError as error:
@@ -236,7 +236,7 @@ class EventLog:
         self._parts.append(os.path.join(self._folder, f"{self._stem}.{number}.events"))
         if number >= 2:
             os.remove(self._parts[number - 2])
-        self._part_ends = time.monotonic() + (self._last_seconds or 0.0)
+        self._part_ends = monotonic() + (self._last_seconds or 0.0)
         self._num_written_facts = self._num_written_names = 0
         self._file = open(self._parts[-1], "wb", buffering=0)
         try:

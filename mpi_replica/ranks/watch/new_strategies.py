@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
+from time import monotonic
 from typing import NamedTuple
 
 from ...core.thread_owners import owner_of_this_thread
@@ -60,7 +60,7 @@ class NewStrategies:
             self._rank = rank
             number = self._numbers[processes] = self._numbers.get(processes, 0) + 1
             thread = owner_of_this_thread()
-            new = NewStrategy(processes, number, thread, line, time.monotonic())
+            new = NewStrategy(processes, number, thread, line, monotonic())
             self.making = (*self.making, new)
         try:
             yield

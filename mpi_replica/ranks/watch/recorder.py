@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
-from time import perf_counter_ns
+from time import localtime, perf_counter_ns, strftime, time_ns
 from typing import Any, NamedTuple
 
 MOST_CALLS = 256
@@ -22,14 +21,14 @@ class RecordedCall(NamedTuple):
     ended: float | None
 
     def __str__(self) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(self.begun))
+        clock = strftime("%H:%M:%S", localtime(self.begun))
         lasted = "not ended" if self.ended is None else f"{(self.ended - self.begun) * 1e3:.1f} ms"
         return f"{clock}.{int(self.begun % 1 * 1e3):03d} {self.text}, {lasted}"
 
 
 def nanoseconds_since_epoch() -> int:
     """Returns what makes a time of this process's clock a time of day, as the clock is set now."""
-    return time.time_ns() - perf_counter_ns()
+    return time_ns() - perf_counter_ns()
 
 
 class FlightRecorder:

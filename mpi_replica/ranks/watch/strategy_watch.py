@@ -10,8 +10,8 @@ import functools
 import logging
 import os
 import pickle
-import time
 from collections.abc import Callable
+from time import monotonic, sleep, time
 from typing import Any, NamedTuple
 
 from ...core.exceptions import (
@@ -202,7 +202,7 @@ class StrategyWatch:
             self.step,
             self.is_waiting,
             self._local_meeting()[0],
-            time.time(),
+            time(),
             tuple(self.recorder.last(4)),
             self._place(),
             self.recorder.errors,
@@ -232,10 +232,10 @@ class StrategyWatch:
         """Returns where the ranks are, by rank: this one, and those that answer in this time."""
         with Mailbox.lock:
             inquiry = self._inquiry_of_thread = self._begin_inquiry(seconds)
-        while len(inquiry.answers) < self.layout.size and time.monotonic() < inquiry.deadline:
+        while len(inquiry.answers) < self.layout.size and monotonic() < inquiry.deadline:
             if self._mailbox is None:
                 break
-            time.sleep(_POLL_SECONDS)
+            sleep(_POLL_SECONDS)
             self.read()
         with Mailbox.lock:
             self._inquiry_of_thread = None
@@ -307,7 +307,7 @@ class StrategyWatch:
         self._inquiries += 1
         self.tell(("ask", self._inquiries, self._step, self._reports))
         answers = {self.layout.rank: self.here()}
-        return _Inquiry(self._inquiries, is_timeout, time.monotonic() + seconds, answers)
+        return _Inquiry(self._inquiries, is_timeout, monotonic() + seconds, answers)
 
     def _conclude(self, now: float, inquiry: _Inquiry) -> None:
         self._inquiry = None
@@ -380,7 +380,7 @@ class StrategyWatch:
             self.on_cycle(self, (kind, *contents))
 
     def _answer(self, sender: int, number: int, step: int, reports: int) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if self._inquiry is None or sender < self.layout.rank:
             self._inquiry = None
             self._quiet_until = now + _QUIET_SECONDS

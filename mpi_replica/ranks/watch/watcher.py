@@ -10,8 +10,9 @@ import logging
 import os
 import random
 import threading
-import time
 from collections.abc import Callable
+from os import getpid
+from time import monotonic
 from typing import Any
 
 from ...core.standard_error import write_error
@@ -60,7 +61,7 @@ class Watcher:
     def add(self, watch: StrategyWatch, host: str) -> None:
         """Looks at `watch` from now on."""
         if self._cycles is None:
-            self._cycles = CycleSearch(host, os.getpid())
+            self._cycles = CycleSearch(host, getpid())
         watch.on_cycle = self._deal_with_cycle
         watch.on_print = self._print
         watch.is_watched = True
@@ -120,7 +121,7 @@ class Watcher:
                 return
             if log is not None:
                 self._do(self._trace, log)
-            now = time.monotonic()
+            now = monotonic()
             if log is None or asking or now >= due:
                 due = now + _TICK_SECONDS
                 self._do(self._tick, now)
@@ -161,7 +162,7 @@ class Watcher:
 
     def _print(self, reason: str) -> None:
         """Writes where this rank is, and its last calls: a text for each thread that has calls."""
-        now = time.monotonic()
+        now = monotonic()
         every = self._watches
         if not every or now - self._printed < _SECONDS_BETWEEN_PRINTS:
             return

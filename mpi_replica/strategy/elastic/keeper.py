@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from ...checkpoint.checkpoint import require_same
@@ -169,7 +169,7 @@ class Keeper:
         RankLostError
             The state of replicas is gone, and there is no checkpoint.
         """
-        start = time.monotonic()
+        start = monotonic()
         survivors = self._survivors
         if survivors is None:
             raise RuntimeError("one rank alone can't have lost another one")
@@ -185,7 +185,7 @@ class Keeper:
         step = None if self._commit is None or self.lost_replicas else self._commit.step
         layout = self._strategy.engine.layout
         tell(went_on_without=[member.pid for member in lost])
-        loss = Loss.of_members(lost, step, time.monotonic() - start, layout)
+        loss = Loss.of_members(lost, step, monotonic() - start, layout)
         self._strategy.losses = (*self._strategy.losses, loss)
         self._strategy.engine.num_made["losses"] = len(self._strategy.losses)
         if not self.lost_replicas:

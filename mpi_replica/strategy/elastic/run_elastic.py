@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Callable
+from time import monotonic
 from typing import TypeVar, cast
 
 from ...collectives.agreement.site import function_identity
@@ -198,10 +198,10 @@ def _dismiss_spares(strategy: ElasticStrategy, error: BaseException | None = Non
         return
     text, status = ("", None) if error is None else (in_words(error), _status_of(error))
     end = Dismissal(text, status, strategy.engine.num_made)
-    start = time.monotonic()
+    start = monotonic()
     due = stall_seconds()
     for spare in strategy.survivors.dismiss(strategy._num_elastic_calls, end):
-        waited = time.monotonic() - start
+        waited = monotonic() - start
         if waited > due and strategy.engine.layout.rank == 0:
             _log.warning(
                 "run_elastic has come to its end, and has waited %.0f s for rank %d: a spare that"
