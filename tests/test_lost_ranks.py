@@ -416,6 +416,25 @@ def test_a_spare_that_waits_on_knows_who_hosts_replicas_as_the_others_do():
     }
 
 
+@pytest.mark.parametrize("case", ["unknown", "met"])
+def test_a_recovery_that_waits_for_a_rank_reports_where_it_is_and_that_the_lost_one_has_died(case):
+    done = lose("held_up.py", 3, CASE=case, MPI_REPLICA_STALL_SECONDS="1")
+    assert told(done) == {0: [3], 2: [3]}
+    text, pids = told(done, "REPORT")[2]
+    first, *lines = text.splitlines()
+    assert re.fullmatch(r"the recovery from a loss has waited [\d.]+ s\.", first)
+    host = socket.gethostname()
+    assert lines[:2] == [
+        "  waiting: replica 3 (rank 2)",
+        f"  lost: replica 2 (rank 1, host {host}, pid {pids[1]}): its process has died",
+    ]
+    assert lines[2].startswith(
+        f"  missing: replicas 0-1 (rank 0, host {host}, pid {pids[0]}), last"
+    )
+    assert "    world.recv(source=2)" in text
+    assert re.findall("kill -9 .*", text) == [f"kill -9 {pids[0]} on {host}"]
+
+
 def test_who_waits_for_a_spare_at_the_end_says_so(tmp_path):
     done = lose("late_spare.py", 3, FOLDER=str(tmp_path), MPI_REPLICA_STALL_SECONDS="0.5")
     assert told(done) == {0: [True], 1: [True], 2: [True]}

@@ -34,9 +34,9 @@ def elsewhere(missing=(), recent=(BEFORE,), place=None):
     return Answer(6, False, missing, 1061.7, recent, place or Whereabouts(STACK, False))
 
 
-def report(layout, answers, waited=60.0, *, can_be_lost=False):
+def report(layout, answers, waited=60.0, *, can_be_lost=False, lost=()):
     hosts = [f"n{16 + rank}" for rank in range(layout.size)]
-    processes = Processes(hosts, [4710, 4711, 4712, 4713], can_be_lost)
+    processes = Processes(hosts, [4710, 4711, 4712, 4713], can_be_lost, lost)
     return stall_report(CALL, waited, 7, answers, layout, processes)
 
 
@@ -103,6 +103,16 @@ def test_where_ranks_can_be_lost_the_report_says_how_to_go_on_without_those_that
     # Without these lines it is what it is elsewhere, where to kill one would end the job.
     others = [line for line in text.splitlines() if "kill" not in line]
     assert report(layout, answers).splitlines() == others
+
+
+def test_a_rank_that_has_died_is_told_to_be_lost_and_nobody_is_advised_to_kill_it():
+    layout = Layout((1, 1, 1), 0)
+    text = report(layout, {0: waiting(), 2: waiting()}, can_be_lost=True, lost=(1,))
+    assert text.splitlines()[1:] == [
+        "  waiting: replicas 0, 2 (ranks 0, 2)",
+        "  lost: replica 1 (rank 1, host n17, pid 4711): its process has died",
+        "  missing: no rank: all are in this call, and MPI does not go on",
+    ]
 
 
 def test_of_several_replicas_of_a_rank_only_those_are_missing_that_have_not_come():

@@ -7,6 +7,8 @@ import logging
 
 import pytest
 
+from mpi_replica.errors import RankLostError
+from mpi_replica.ranks.watch import strategy_watch as watch_module
 from watches import Clock, Post, World
 
 
@@ -198,3 +200,47 @@ def test_a_watch_that_is_closed_uses_its_mailbox_no_more(world):
     assert list(other.ask(10)) == [1]
     world.look(0, 2)
     assert sorted(world.errors) == [2]
+
+
+def lose(world, rank, *knowing):
+    for one in knowing:
+        world.transports[one].loss = RankLostError("a rank has died.")
+        world.transports[one].failed_ranks = lambda: [rank]
+
+
+def test_behind_a_loss_the_launcher_is_not_told_that_a_rank_is_waited_for_that_is_known_to_be_dead(
+    world, monkeypatch
+):
+    """It would end a job that goes on without that one."""
+    told = []
+    monkeypatch.setattr(watch_module, "tell", lambda **facts: told.append(facts))
+    world.begin(0)
+    lose(world, 2, 0)
+    world.pass_time(12, 0)
+    assert told == [{"waits_for": [1]}]
+    ((_, text),) = world.reports
+    assert "lost: replica 2 (rank 2," in text
+    assert "missing: replica 1 (rank 1," in text
+
+
+def test_ranks_that_have_met_a_loss_wait_for_those_that_have_not_whatever_each_has_counted(world):
+    """In the exchange that a dead rank has cut short some come to its end, and some do not."""
+    world.begin(0)
+    world.begin(1, 1)
+    world.begin(2, 2, 2)
+    world.end(2)
+    lose(world, 3, 0, 1)
+    world.pass_time(12)
+    ((_, text),) = world.reports
+    assert text.splitlines()[:2] == [
+        "the recovery from a loss has waited 10 s.",
+        "  waiting: replicas 0-1 (ranks 0-1)",
+    ]
+    assert "missing: replica 2 (rank 2," in text
+
+
+def test_no_limit_of_the_call_that_met_a_loss_ends_the_recovery(world):
+    world.begin(0, timeout_seconds=3)
+    lose(world, 2, 0)
+    world.pass_time(9)
+    assert world.errors == {}

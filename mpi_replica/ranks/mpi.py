@@ -28,7 +28,7 @@ from .pause import SECONDS_BEFORE_SLEEP, monotonic, pause
 from .point_to_point import MPIMailbox, PointToPoint
 from .survivors import Survivors
 from .transport import HEADER_BYTES, Bytes, Messages, Payload, Transport, WaitGivenUpError, Words
-from .ulfm import all_gather_objects, begin_to_agree, is_loss, loss_error
+from .ulfm import all_gather_objects, begin_to_agree, failed_ranks, is_loss, loss_error
 from .windows import SharedWindows
 
 _MPI_OPS = {
@@ -303,14 +303,15 @@ class MPITransport(Transport):
         self.is_in_flight = loss is not None
         return int(words[0])
 
+    def failed_ranks(self) -> Sequence[int]:
+        return failed_ranks(MPI, self._comm) if self.is_fault_tolerant else ()
+
     def revoke(self) -> None:
         if self.loss is None:
             self.loss = loss_error(MPI, self._comm, self.hosts, self.pids)
         if self.is_fault_tolerant:
             self._comm.Revoke()
             self._exchanges.revoke()
-            if isinstance(self.mailbox, MPIMailbox):
-                self.mailbox.Revoke()
 
     def abort(self, status: int) -> None:
         abort_job(MPI, status)

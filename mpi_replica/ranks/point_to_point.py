@@ -73,17 +73,12 @@ class MPIMailbox(Mailbox):
             return self._comm.Improbe(status=status)
         except self._mpi.Exception as error:
             self._require_loss(error)
-            if error.Get_error_class() != self._mpi.ERR_REVOKED:
-                self._comm.Ack_failed()  # messages of the others still come after this
+            self._comm.Ack_failed()  # messages of the others still come after this
             return None
 
     def _require_loss(self, error: Any) -> None:
         if not is_loss(self._mpi, error):
             raise error
-
-    def Revoke(self) -> None:
-        """Ends it for all ranks: what they send is lost, and `receive` gives None."""
-        self._comm.Revoke()
 
     def close(self) -> None:
         self._comm.Free()

@@ -262,6 +262,7 @@ class Survivors:
             self.revoke()
             if not self.transport.has_told_loss:
                 self.transport.agree(0)  # others may be at a meeting
+            self.transport.steps += 1  # the watcher reports what follows as a wait, too
         self._agree(_GOES_ON)
 
     def part(self) -> Iterator[None]:

@@ -189,6 +189,10 @@ class Transport(abc.ABC):
         """
         raise NotImplementedError
 
+    def failed_ranks(self) -> Sequence[int]:
+        """Returns the ranks that have died, as far as this one knows. Any thread may ask."""
+        return ()
+
     @abc.abstractmethod
     def revoke(self) -> None:
         """Ends every exchange of all ranks with a `RankLostError`. One rank alone may do it."""

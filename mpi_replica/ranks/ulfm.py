@@ -47,7 +47,7 @@ def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence
     limit = monotonic() + _SECONDS_TO_LEARN
     ranks: list[int] = []
     while not ranks and monotonic() < limit:
-        ranks = _failed_ranks(mpi, communicator)
+        ranks = failed_ranks(mpi, communicator)
         mpi.COMM_SELF.Iprobe()
     who = numbers_text("rank", sorted(ranks)) if ranks else "a rank"
     have = "have" if len(ranks) > 1 else "has"
@@ -63,14 +63,15 @@ def loss_error(mpi: Any, communicator: Any, hosts: Sequence[str], pids: Sequence
 def _is_lost(mpi: Any, communicator: Any) -> bool:
     """Returns whether a rank of a communicator has died, as this one knows after a while."""
     limit = monotonic() + _SECONDS_TO_BE_SURE
-    while not _failed_ranks(mpi, communicator) and not communicator.Is_revoked():
+    while not failed_ranks(mpi, communicator) and not communicator.Is_revoked():
         if monotonic() > limit:
             return False
         mpi.COMM_SELF.Iprobe()
     return True
 
 
-def _failed_ranks(mpi: Any, communicator: Any) -> list[int]:
+def failed_ranks(mpi: Any, communicator: Any) -> list[int]:
+    """Returns the ranks of a communicator that have died, as far as this one knows."""
     try:
         failed = communicator.Get_failed()
         everyone = communicator.Get_group()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ...core.layout import Layout, numbers_text
@@ -37,6 +37,8 @@ class Processes(NamedTuple):
     pids: Sequence[int]
     #: Whether the others can go on without one of them.
     can_be_lost: bool = False
+    #: Ranks that have died, as the library says.
+    lost: Collection[int] = ()
 
     def describe(self, rank: int) -> str:
         """Returns the words for the process of a rank."""
@@ -62,10 +64,14 @@ def stall_report(
     `answers` are those of the ranks that gave one, by rank, its own among them.
     """
     waiting: list[int] = []
+    lost: list[str] = []
     texts: list[str] = []
     for rank in range(layout.size):
         ids = layout.replica_ids(rank)
         answer = answers.get(rank)
+        if rank in processes.lost:
+            lost.append(f"lost: {_named(ids, processes.describe(rank))}: its process has died")
+            continue
         if answer is None:
             lines = [missing_text(_named(ids, processes.describe(rank)), None)]
         elif answer.step >= step:
@@ -80,6 +86,7 @@ def stall_report(
         f"{call} has waited {_seconds(waited_seconds)}.",
         f"waiting: {layout.describe(waiting)}",
         *(_raised(error) for rank in sorted(answers) for error in answers[rank].errors),
+        *lost,
     ]
     if not texts:
         texts = ["no rank: all are in this call, and MPI does not go on"]

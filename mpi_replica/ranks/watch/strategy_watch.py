@@ -45,6 +45,9 @@ _SECONDS_TO_COME_OUT = 2.0
 # Who was asked leaves it to the one that asked, for so long.
 _QUIET_SECONDS = 1.5
 
+# Which exchange a rank is behind that has met a loss: ranks count the last ones differently then.
+_BEHIND_A_LOSS = 1 << 62
+
 #: What to do behind an error that ends a strategy.
 IS_OVER = (
     "The strategy can't be used any more. End the program, or make a new strategy on all ranks."
@@ -169,6 +172,8 @@ class StrategyWatch:
     @property
     def step(self) -> int:
         """How many exchanges this rank has begun, that of its end among them."""
+        if self._transport.loss is not None:
+            return _BEHIND_A_LOSS + self.is_waiting
         return self._transport.steps + self.is_leaving
 
     @property
@@ -189,6 +194,8 @@ class StrategyWatch:
         """Returns the text of the latest call."""
         if self.is_leaving:
             return "the end of the program"
+        if self._transport.loss is not None:
+            return "the recovery from a loss"
         latest = self.recorder.last(1)
         return latest[0].text if latest else "a call"
 
@@ -284,7 +291,8 @@ class StrategyWatch:
 
     def _ask_if_due(self, now: float) -> None:
         waited = now - self._since - head_start_seconds(self.layout.rank)
-        timeout, mailbox = self.recorder.timeout_seconds, self._mailbox
+        mailbox = self._mailbox
+        timeout = None if self._transport.loss is not None else self.recorder.timeout_seconds
         # Without a mailbox the rank itself ends a wait in time.
         is_timeout = timeout is not None and waited >= timeout and mailbox is not None
         is_due = is_timeout or waited >= self._stall_seconds * 2**self._reports
@@ -312,7 +320,8 @@ class StrategyWatch:
     def _conclude(self, now: float, inquiry: _Inquiry) -> None:
         self._inquiry = None
         self._reports += 1
-        waited, processes = now - self._since, self._processes
+        waited, lost = now - self._since, self._transport.failed_ranks()
+        processes = self._processes._replace(lost=lost)
         if inquiry.is_timeout:
             waited = self.recorder.timeout_seconds or waited
             processes = processes._replace(can_be_lost=False)  # this strategy goes on no more
@@ -321,9 +330,9 @@ class StrategyWatch:
         )
         if not inquiry.is_timeout:
             self.recorder.note(text)
-            pids = enumerate(self._transport.pids)
+            pids, known = enumerate(self._transport.pids), {*inquiry.answers, *lost}
             # One of which the launcher knows that it has ended: the library has not told of it.
-            tell(waits_for=[pid for rank, pid in pids if rank not in inquiry.answers])
+            tell(waits_for=[pid for rank, pid in pids if rank not in known])
             _log.warning("%s", text)  # last: logging fails where stderr is closed
             return
         text += f"\n{OTHERS_MAY_COME}"
