@@ -716,6 +716,19 @@ def test_a_rank_that_has_left_at_once_is_named_before_one_that_is_lost_after_it(
     )
 
 
+def test_where_all_ranks_were_lost_the_first_is_named_though_others_had_gone_on_without_it(launch):
+    launcher = launch(size=2)
+    first = launcher.start("wait()", 0)
+    last = launcher.start(f"connection.tell(went_on_without=[{first.pid}])\nwait()", 1)
+    launcher.serve_until_told("went_on_without", 1)
+    first.kill()
+    launcher.serve_until_ended(0)
+    assert launcher.ranks.loss_text() == ""
+    last.kill()
+    launcher.serve_until_ended(1)
+    assert launcher.ranks.loss_text().startswith("rank 0 (")
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize("is_elastic", [False, True])
 def test_a_job_has_ended_well_without_a_lost_rank_only_where_it_goes_on_without(

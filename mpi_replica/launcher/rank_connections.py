@@ -312,6 +312,8 @@ class RankConnections:
         # Those that ended later were ended by the library, or by us.
         lost = [rank for rank in self.missed if (rank.ended_at or 0.0) < self.program_ends_at]
         if lost:
+            if len(self.lost) == self.size:  # those that came before, too: nobody is left
+                lost = self.lost
             silent = "its host gives no sign of life"
             how = silent if lost[0].is_silent else "its process ended without a word"
             text = f"{lost[0]} was lost: {how}"
