@@ -107,6 +107,16 @@ def test_a_rank_that_is_lost_behind_run_elastic_is_told_and_no_success(lost, on_
     assert "was lost: its process ended without a word" in done.stderr
 
 
+def test_a_rank_that_exits_while_others_train_gives_the_job_its_status(tmp_path):
+    """The others end by an error of theirs, and mostly before that one has come to its end."""
+    program = """
+    strategy.run_elastic(lambda: train(lambda: first_rank == 1 and sys.exit(5)), state)
+    """
+    done = elastic("-n", 3, written(tmp_path, program))
+    assert done.returncode == 5, done.stderr
+    assert "the program has ended on" in done.stderr
+
+
 def test_an_error_after_a_loss_ends_the_job(tmp_path):
     program = """
     def fail():

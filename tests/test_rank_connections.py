@@ -637,6 +637,38 @@ def test_an_error_comes_before_the_losses_behind_it_also_where_the_launcher_sees
     assert launcher.ranks.loss_text() == ""
 
 
+LEFT = """
+    from mpi_replica.errors import RankLostError
+    error = RankLostError("the program has ended on rank 0")
+    error._is_of_program = True
+    raise error
+"""
+
+
+def test_the_status_is_that_of_the_rank_that_began_to_fail_first_though_it_takes_longer(launch):
+    launcher = launch(size=2)
+    first = launcher.start("import atexit\natexit.register(wait)\nsys.exit(5)", 0)
+    launcher.serve_until_told("begins_end", 0)
+    assert launcher.ranks.status_of_failure == 0
+    launcher.start("1 / 0", 1)
+    launcher.serve_until_ended(1)
+    assert launcher.ranks.failed.number == 1
+    assert launcher.ranks.status_of_failure == 5
+    first.communicate("x")
+
+
+def test_it_is_so_where_the_launcher_reads_first_from_one_that_ends_since_another_does(launch):
+    launcher = launch(size=2)
+    launcher.start(LEFT, 1)
+    launcher.serve_until_ended(1)
+    assert launcher.ranks.status_of_failure == 1
+    assert launcher.ranks.loss_text() == ""
+    launcher.start("sys.exit(5)", 0)
+    launcher.serve_until_ended(0)
+    assert launcher.ranks.failed.number == 1
+    assert launcher.ranks.status_of_failure == 5
+
+
 def test_a_rank_that_is_lost_while_it_ends_by_an_error_is_no_loss(launch):
     launcher = launch(size=2)
     failing = launcher.start(FAILS, 0)

@@ -375,7 +375,7 @@ class JobStart:
             status = 0  # it says nothing of the ranks
         is_hidden = status == 0 or self.ended_because or options.is_elastic
         if ranks is not None and ranks.failed is not None and is_hidden and not is_lost:
-            return int(ranks.failed.facts["status"])
+            return ranks.status_of_failure
         if ranks is not None and (self.ended_because or options.is_elastic):
             # Open MPI's launcher reports 0 where it goes on without lost ranks, also without any.
             if not self.ended_because and self._forwarded:

@@ -23,7 +23,7 @@ from ..ranks.launcher_connection import VARIABLE, keep_alive
 SAVED = 75
 
 # By the program itself, or by our own end of the whole job.
-_ENDS_OF_PROGRAM = {"error", "exit", "abort"}
+_ENDS_OF_PROGRAM = {"error", "exit", "left", "abort"}
 
 # A library that can tell the ranks that one is lost does so in this time.
 _SECONDS_TO_HEAR = 3.0
@@ -104,6 +104,9 @@ class RankConnections:
         #: that has saved only where no other one has failed.
         self.failed: ConnectedRank | None = None
         self.failed_at = 0.0
+        # That of the first one which has begun to end by itself: its end may take longer than that
+        # of others, which end since it does.
+        self._first_status = 0
         #: When the first one began to end, by something else than a loss.
         self.program_ends_at = math.inf
         #: When the first one came; infinite before.
@@ -229,6 +232,16 @@ class RankConnections:
             self._gone_on_without.update(facts.get("went_on_without", ()))
             if facts.get("begins_end") in _ENDS_OF_PROGRAM:
                 self.program_ends_at = min(self.program_ends_at, now)
+                if facts["begins_end"] != "left":
+                    self._first_status = self._first_status or rank.facts.get("ends_with", 0)
+
+    @property
+    def status_of_failure(self) -> int:
+        """The exit status of the job where a rank has failed: that of the first one; 0 else."""
+        if self.failed is None:
+            return 0
+        status = int(self.failed.facts["status"])
+        return status if self._first_status in (0, SAVED) else self._first_status
 
     @property
     def have_all_begun(self) -> bool:

@@ -195,15 +195,15 @@ def note_end(kind: str, status: int) -> None:
 
     Parameters
     ----------
-    kind : {'done', 'exit', 'error', 'loss', 'abort'}
-        By itself, by sys.exit with a status, by an error, by one that says that a rank was lost, or
-        by our own end of the whole job.
+    kind : {'done', 'exit', 'error', 'left', 'loss', 'abort'}
+        By itself, by sys.exit with a status, by an error, by one that says that the program has
+        ended on another rank, or that a rank was lost, or by our own end of the whole job.
     status : int
         The exit status.
     """
     if not _end or (kind == "abort" and _end["end"] == "done"):
         _end.update(end=kind, status=status)
-        tell(begins_end=kind)  # what others do then is no cause of it
+        tell(begins_end=kind, ends_with=status)  # what others do then is no cause of it
 
 
 def tell_end(status_of_error: int | None = None) -> None:

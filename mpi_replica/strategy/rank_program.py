@@ -139,7 +139,7 @@ def _run(words: Sequence[str], connection: Any) -> int:
         while step is not None and step.tb_frame.f_code.co_filename == __file__:
             step = step.tb_next  # what this file does says nothing to the user
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        connection.note_end("loss" if _is_of_a_loss(error) else "error", status)
+        connection.note_end(_kind_of(error), status)
         sys.excepthook(type(error), BaseException.with_traceback(error, step), step)
         return status
     connection.note_end("done", 0)
@@ -170,16 +170,19 @@ def _end_forked_child(status: int) -> NoReturn:
         os._exit(status)
 
 
-def _is_of_a_loss(error: BaseException | None) -> bool:
-    """Returns whether a rank was lost first, as an error of the package says."""
+def _kind_of(error: BaseException | None) -> str:
+    """Returns what `note_end` calls an end by this error, which may come of the end of others."""
     errors: Any = sys.modules.get(_ERRORS)
+    kind = "error"
     seen: set[int] = set()  # the program can close the chain to a circle
     while errors is not None and error is not None and id(error) not in seen:
-        if isinstance(error, errors.RankLostError) and not error._is_of_program:
-            return True
+        if isinstance(error, errors.RankLostError):
+            if not error._is_of_program:
+                return "loss"
+            kind = "left"
         seen.add(id(error))
         error = error.__context__ if error.__cause__ is None else error.__cause__
-    return False
+    return kind
 
 
 def _program(words: Sequence[str]) -> tuple[CodeType, types.ModuleType]:
