@@ -117,6 +117,32 @@ def test_a_rank_that_exits_while_others_train_gives_the_job_its_status(tmp_path)
     assert "the program has ended on" in done.stderr
 
 
+def test_a_call_of_mpi4py_that_meets_a_loss_goes_on_by_a_barrier_of_the_strategy(tmp_path):
+    program = """
+    from mpi4py import MPI
+
+    def with_own_calls():
+        world = strategy.communicator.Dup()
+
+        def meet():
+            die_on(1)
+            try:
+                world.Barrier()
+            except MPI.Exception as error:
+                tell(f"caught {error.Get_error_class() == MPI.ERR_PROC_FAILED}")
+                strategy.barrier()
+                tell("not reached")
+
+        train(meet)
+        tell(f"{world.Get_size()} ranks have {state.total}")
+
+    strategy.run_elastic(with_own_calls, state)
+    """
+    done = elastic("-n", 3, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["2 ranks have 150.0"] * 2 + ["caught True"] * 2
+
+
 def test_an_error_after_a_loss_ends_the_job(tmp_path):
     program = """
     def fail():
