@@ -356,6 +356,23 @@ def test_a_signal_ends_ranks_that_use_mpi_too(library, number, tmp_path):
 
 
 @each_library
+def test_ctrl_c_gives_its_status_where_another_rank_waits_in_a_call_of_its_own_to_mpi(
+    library, tmp_path
+):
+    """That one hears of nothing, and is ended by the one that does."""
+    program = """
+    from mpi4py import MPI
+    import mpi_replica as mr
+    strategy = mr.MPIStrategy()
+    tell(f"ready {os.getpid()}")
+    if rank == 0:
+        signal.pause()
+    MPI.COMM_WORLD.Barrier()
+    """
+    check_ends(library, signal.SIGINT, written(tmp_path, program))
+
+
+@each_library
 def test_ctrl_c_in_a_terminal_ends_the_job_and_leaves_nothing(library, tmp_path):
     program = "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + WAIT
     arguments = ["run", "-n", "2", written(tmp_path, program)]

@@ -299,7 +299,7 @@ def _end_alone(error: BaseException) -> None:
     if any(engine.is_spare for engine in _engines):  # the others would wait for it after a loss
         all_know = False
     if not all_know or threading.current_thread() is not threading.main_thread():
-        abort(1)
+        abort(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)  # as Python ends
 
 
 def _print(error: BaseException) -> None:
