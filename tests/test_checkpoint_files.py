@@ -2,11 +2,13 @@
 
 import errno
 import fcntl
+import gc
 import json
 import os
 import pickle
 import re
 import sys
+import threading
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -248,6 +250,68 @@ def test_what_may_belong_to_a_save_that_goes_on_stays(path, monkeypatch, name, c
     assert set(os.listdir(path.parent)) == {"trained.index", data_file_of_index(path), *left}
     make_checkpoint(path)
     assert set(os.listdir(path.parent)) == {"trained.index", data_file_of_index(path)}
+
+
+@pytest.mark.parametrize("name", ["folder", "another name of it"])
+def test_what_another_thread_of_the_process_is_saving_into_the_folder_stays(
+    tmp_path, monkeypatch, name
+):
+    """A lock of the file system tells it from other processes only."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "another name of it").symlink_to("folder")
+    other = threading.Thread(target=save_one, args=(tmp_path / name, 2))
+    true = os.write
+
+    def write(file, data):
+        if not other.ident:
+            other.start()
+            other.join()
+        return true(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    save_one(tmp_path / "folder", 1)
+    for step in (1, 2):
+        found = mr.Checkpoint(mr.get_strategy(), w=np.zeros(3))
+        found.restore(tmp_path / "folder" / f"ckpt-{step}")
+        assert found.w.tolist() == [step] * 3
+
+
+def save_one(folder, step):
+    with mr.MPIStrategy() as strategy:
+        checkpoint = mr.Checkpoint(strategy, w=np.full(3, float(step)))
+        mr.CheckpointManager(checkpoint, folder).save(step)
+
+
+def test_what_a_save_that_was_given_up_has_left_goes_with_the_next_of_its_process(path):
+    given_up = files.NewFile(index_path(path), f"{1:016x}")
+    left = files.beside(index_path(path), f"{1:016x}")
+    make_checkpoint(path)
+    assert left.exists()
+    del given_up
+    gc.collect()
+    make_checkpoint(path)
+    assert not left.exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of other threads
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_forked_child_removes_what_its_parent_was_saving_once_that_is_given_up(path, is_given_up):
+    saving = [files.NewFile(index_path(path), f"{1:016x}")]
+    left = files.beside(index_path(path), f"{1:016x}")
+    goes_on, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tell)  # so that it ends with its parent
+        os.read(goes_on, 1)  # to its end
+        os._exit(files.remove_abandoned(left))
+    assert not files.remove_abandoned(left)
+    if is_given_up:
+        saving.clear()
+        gc.collect()
+    os.close(tell)
+    os.close(goes_on)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == is_given_up
+    assert left.exists() != is_given_up
 
 
 @pytest.mark.parametrize("how", ["a folder", "torn"])

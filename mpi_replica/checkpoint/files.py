@@ -139,6 +139,12 @@ def _write_all(file: int, block: memoryview) -> None:
         block = block[written:]
 
 
+# The names of those that this process writes: its locks tell only other processes of them, and are
+# gone once it closes any descriptor of the file. A child that was forked writes none of them.
+_written_here: set[str] = set()
+os.register_at_fork(after_in_child=_written_here.clear)
+
+
 class NewFile:
     """A file that is written beside another one, to take its place.
 
@@ -160,6 +166,8 @@ class NewFile:
 
     def __init__(self, path: Path, mark: str) -> None:
         self._path, self._beside = path, beside(path, mark)
+        _written_here.add(self._beside.name)  # before anybody can see it
+        self._forget = weakref.finalize(self, _written_here.discard, self._beside.name)
         while True:
             with _refusals_named(self._beside, "written"):
                 self._file = os.open(self._beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -194,11 +202,13 @@ class NewFile:
         with _refusals_named(self._path, "written"):
             os.replace(self._beside, self._path)
         self._close()
+        self._forget()
 
     def remove(self) -> None:
         """Removes it, where it has not taken the place."""
         remove(self._beside)
         self._close()
+        self._forget()
 
 
 def beside(path: Path, mark: str) -> Path:
@@ -207,7 +217,9 @@ def beside(path: Path, mark: str) -> Path:
 
 
 def remove_abandoned(path: Path) -> bool:
-    """Removes a `NewFile` whose process has ended; returns whether there is none any more."""
+    """Removes a `NewFile` that nobody writes; returns whether there is none any more."""
+    if path.name in _written_here:
+        return False
     try:
         file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # no link, no pipe
         try:
