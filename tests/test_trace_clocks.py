@@ -9,6 +9,7 @@ from hypothesis import given
 
 from mpi_replica.ranks.watch.event_log import EventKind
 from mpi_replica.trace.clocks import clocks_of
+from mpi_replica.trace.summary import summary
 from mpi_replica.trace.timeline import UNDECIDED, Timeline
 from simulated_jobs import (
     HOUR,
@@ -303,3 +304,21 @@ def test_a_call_that_a_rank_did_not_live_to_end_is_not_cut_on_the_others():
     some, others = Timeline(traces).calls
     assert some.is_whole.tolist() == [True, False]
     assert others.is_whole.tolist() == [True]
+
+
+def test_zeros_in_what_one_rank_has_left_are_told_and_lose_nothing_of_the_others():
+    """As a disk leaves them; wherever they begin, and whatever fields of events they cover."""
+    processes = [SimulatedProcess(LocalClock(n * HOUR, 1.0), n) for n in range(3)]
+    world = World(processes)
+    for _ in range(2):
+        world.call(compares=True)
+    (size,) = {process.rows.size for process in traced(processes)}
+    told = set()
+    for begin in range(0, size, 3):  # an event has seven fields
+        traces = traced(processes)
+        traces[1].rows.flat[begin : begin + 20] = 0
+        timeline = Timeline(traces)
+        assert [len(timeline.calls[n]) for n in (0, 2)] == [2, 2]
+        assert {timeline.clocks[n].start for n in (0, 2)} == {0}
+        told.update(summary(timeline)["missing"])
+    assert told == {f"the rest of {traces[1].label}, whose part is damaged"}

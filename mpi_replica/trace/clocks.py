@@ -135,7 +135,10 @@ def _in_reach(start: dict[int, Clock], comparisons: Sequence[Comparison]) -> Ite
 
 
 def _comparisons(processes: Sequence[TracedProcess]) -> list[Comparison]:
-    """Returns all comparisons, those of the first processes first, each as they were made."""
+    """Returns all comparisons, those of the first processes first, each as they were made.
+
+    A process that has one exchange twice in a comparison is damaged, and takes no part in that.
+    """
     found: dict[tuple[int, int], dict[int, Integers]] = {}
     for n, process in enumerate(processes):
         rows = process.rows[process.rows[:, 0] == EventKind.CLOCK]
@@ -143,6 +146,9 @@ def _comparisons(processes: Sequence[TracedProcess]) -> list[Comparison]:
             of_world = rows[rows[:, 2] == world]
             for number in np.unique(of_world[:, 5]).tolist() if membership.name else ():
                 exchanges = of_world[of_world[:, 5] == number]
+                if len(np.unique(exchanges[:, 6])) < len(exchanges):
+                    process.is_damaged = True
+                    continue
                 found.setdefault((membership.name or 0, number), {})[n] = exchanges
     comparisons: list[Comparison] = []
     for known in found.values():
