@@ -5,12 +5,14 @@ On ranks of MPI, and by their own clock: see test_watch.py.
 
 import gc
 import random
+import sys
 import threading
 import weakref
 from contextlib import ExitStack
 
 import pytest
 
+from mpi_replica.ranks.watch import cycles
 from mpi_replica.ranks.watch.cycles import CycleSearch
 from mpi_replica.ranks.watch.new_strategies import NewStrategies
 from watches import Clock, Post, World
@@ -40,7 +42,7 @@ class Ranks:
     def make(self, stack, *ranks, of=(0, 1, 2)):
         """Let ranks begin to make a strategy of some; they have when `stack` is left."""
         for rank in ranks:
-            stack.enter_context(self.new[rank].make(of, rank, f"line of rank {rank}"))
+            stack.enter_context(self.new[rank].noted(of, rank, f"line of rank {rank}"))
 
     def pass_time(self, seconds, *ranks):
         """Let the watchers of some ranks look ten times a second."""
@@ -199,9 +201,8 @@ def test_watches_that_are_gone_are_not_kept(ranks):
 @pytest.fixture
 def making(monkeypatch):
     """Give what ends with the test, whose process has only those threads that it starts."""
-    threads_before = {*threading.enumerate()} - {threading.current_thread()}
-    every = threading.enumerate
-    monkeypatch.setattr(threading, "enumerate", lambda: [*{*every()} - threads_before])
+    before = {*sys._current_frames()} - {threading.get_ident()}
+    monkeypatch.setattr(cycles, "current_frames", lambda: {*sys._current_frames()} - before)
     with ExitStack() as stack:
         yield stack
 
@@ -248,9 +249,10 @@ def test_who_makes_a_strategy_may_have_come_to_the_call_before(ranks, making):
     assert one.errors == {}
 
 
-def test_another_thread_of_the_program_may_make_the_strategy(ranks, making):
+@pytest.mark.parametrize("name", ["Thread-1", "replica server"])
+def test_another_thread_of_the_program_may_make_the_strategy(ranks, making, name):
     may_end = threading.Event()
-    other = threading.Thread(target=may_end.wait)
+    other = threading.Thread(target=may_end.wait, name=name)
     other.start()
     one = ranks.strategy(0, 1, 2)
     one.begin(0)

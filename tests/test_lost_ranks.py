@@ -435,6 +435,12 @@ def test_a_recovery_that_waits_for_a_rank_reports_where_it_is_and_that_the_lost_
     assert re.findall("kill -9 .*", text) == [f"kill -9 {pids[0]} on {host}"]
 
 
+def test_ranks_that_can_not_go_on_after_a_loss_wait_no_more():
+    """Their program may catch it, and save: what waits on is reported, and ended by others."""
+    done = lose("failed_recovery.py", 4, succeeds=False)
+    assert told(done) == {0: [True, False], 1: [True, False]}
+
+
 def test_who_waits_for_a_spare_at_the_end_says_so(tmp_path):
     done = lose("late_spare.py", 3, FOLDER=str(tmp_path), MPI_REPLICA_STALL_SECONDS="0.5")
     assert told(done) == {0: [True], 1: [True], 2: [True]}

@@ -16,7 +16,7 @@ import pytest
 
 from command_line import is_running, variables
 from mpi_replica.launcher.program import rank_program
-from mpi_replica.launcher.rank_connections import RankConnections
+from mpi_replica.launcher.rank_connections import SAVED, RankConnections
 from mpi_replica.ranks.launcher_connection import VARIABLE
 
 LIMIT_SECONDS = 20
@@ -657,6 +657,19 @@ def test_the_status_is_that_of_the_rank_that_began_to_fail_first_though_it_takes
     first.communicate("x")
 
 
+def test_the_status_of_one_that_has_failed_comes_before_that_of_one_that_has_saved(launch):
+    launcher = launch(size=3)
+    saved = launcher.start(f"import atexit\natexit.register(wait)\nsys.exit({SAVED})", 0)
+    launcher.serve_until_told("begins_end", 0)
+    first = launcher.start("import atexit\natexit.register(wait)\nsys.exit(5)", 1)
+    launcher.serve_until_told("begins_end", 1)
+    launcher.start("1 / 0", 2)
+    launcher.serve_until_ended(2)
+    assert launcher.ranks.status_of_failure == 5
+    saved.communicate("x")
+    first.communicate("x")
+
+
 def test_it_is_so_where_the_launcher_reads_first_from_one_that_ends_since_another_does(launch):
     launcher = launch(size=2)
     launcher.start(LEFT, 1)
@@ -750,7 +763,8 @@ def test_a_rank_that_has_left_at_once_is_named_before_one_that_is_lost_after_it(
 
 def test_where_all_ranks_were_lost_the_first_is_named_though_others_had_gone_on_without_it(launch):
     launcher = launch(size=2)
-    first = launcher.start("wait()", 0)
+    first = launcher.start("connection.tell(here=True)\nwait()", 0)
+    launcher.serve_until_told("here", 0)
     last = launcher.start(f"connection.tell(went_on_without=[{first.pid}])\nwait()", 1)
     launcher.serve_until_told("went_on_without", 1)
     first.kill()

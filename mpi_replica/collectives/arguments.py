@@ -130,8 +130,8 @@ def refuses_writes(leaf: Any) -> bool:
 def own_copy(leaf: Any, entry: tuple[Any, ...] | None = None) -> Any:
     """Returns what comes of a leaf on another rank, for a replica that shares it with others.
 
-    `entry` is its one in a table. An object is as it was when its replica gave it: those that came
-    behind may have changed it.
+    `entry` is its one in the table of `pack`, if there is one. An object is then what the other
+    ranks get: as it was when its replica gave it, and not as those behind it have changed it.
     """
     if leaf is None or isinstance(leaf, DistributedValues) or type(leaf) in _PLAIN_TYPES:
         return leaf
@@ -143,8 +143,9 @@ def own_copy(leaf: Any, entry: tuple[Any, ...] | None = None) -> Any:
         return leaf.copy(order="K")
     if origin_of(leaf) is not None and _dtype_if_any(leaf) is not None:
         return copy_of(leaf)
-    _, pickle_of_leaf = entry if entry is not None and entry[0] == _OBJECT else _pickled(leaf)
-    return _unpickled(pickle_of_leaf)
+    if entry is not None and entry[0] == _OBJECT:
+        return _unpickled(entry[1])
+    return _unpickled(pickle.dumps(leaf, protocol=5))
 
 
 def _unpickled(data: bytes) -> Any:
@@ -156,26 +157,17 @@ def _unpickled(data: bytes) -> Any:
     return value.copy() if isinstance(value, np.void) else value
 
 
-def pack_objects(leaves: Sequence[Any], *, keeps_them: bool) -> Packed:
-    """Returns a table of objects alone, where no other rank gets the leaves; raises as `pack` does.
-
-    Unless it `keeps_them` the table has none, and nothing is copied.
-    """
-    table: _Table = []
+def require_packable(leaves: Sequence[Any]) -> None:
+    """Raises as `pack` does, and copies nothing: where nobody gets the bytes."""
     for leaf in leaves:
-        table.append((_NONE,))
         if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
             continue
         if leaf is None or isinstance(leaf, DistributedValues) or type(leaf) in _PLAIN_TYPES:
             continue
         if origin_of(leaf) is None or _dtype_if_any(leaf) is None:
-            if keeps_them and not isinstance(leaf, IndexedSlices):
-                table[-1] = _pickled(leaf)
-            else:
-                buffers: list[pickle.PickleBuffer] = []
-                data = pickle.dumps(leaf, protocol=5, buffer_callback=buffers.append)
-                pickle.loads(data, buffers=buffers)
-    return table, b""
+            buffers: list[pickle.PickleBuffer] = []
+            data = pickle.dumps(leaf, protocol=5, buffer_callback=buffers.append)
+            pickle.loads(data, buffers=buffers)
 
 
 def pack(leaves: Sequence[Any]) -> Packed:
@@ -212,10 +204,6 @@ def _pack_object(leaf: Any, data: list[bytes]) -> tuple[Any, ...]:
             if how == _ARRAY:
                 data.append(to_numpy(leaf).tobytes())
             return how, *_dtype_on_wire(dtype), shape, *origin
-    return _pickled(leaf)
-
-
-def _pickled(leaf: Any) -> tuple[Any, ...]:
     pickle_of_leaf = pickle.dumps(leaf, protocol=5)
     pickle.loads(pickle_of_leaf)  # here, where it is known whose it is: not all can be
     return _OBJECT, pickle_of_leaf

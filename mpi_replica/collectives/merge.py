@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import marshal
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,8 +38,8 @@ from .arguments import (
     largest,
     own_copy,
     pack,
-    pack_objects,
     refuses_writes,
+    require_packable,
     unpack_all,
 )
 from .blobs import all_blobs, payload_of
@@ -123,9 +122,7 @@ class MergeCall(Call):
         if engine.layout.size > 1:
             self.packed = self._told_where(pack)
         elif not is_plain or any(map(_holds_objects, self.leaves)):
-            # A program is right on one rank as on several.
-            keeps_them = len(engine.layout.local_replica_ids) > 1
-            self.packed = self._told_where(partial(pack_objects, keeps_them=keeps_them))
+            self._told_where(require_packable)  # a program is right on one rank as on several
         self.identify((identity.digest, nest.key(self.structure), tuple(self.shared)))
 
     @property

@@ -322,8 +322,7 @@ def require_common_draw(per_replica_call: tuple[str, str, str] | None) -> None:
     ContextError
         The code that runs now is a replica's, or makes what is for one; or reads rows of a rank.
     """
-    state = _state.get()
-    if state is not None and state.replica_context is not None:
+    if is_in_step():
         raise ContextError(
             "strategy.rng was drawn from in a replica: what it draws there depends on how many"
             " replicas a rank hosts. Use mr.get_replica_context().rng, or draw before the step and"
@@ -375,6 +374,13 @@ def require_above(strategy: AbstractStrategy, call: str) -> None:
         )
     _require_outside(strategy, call)
     require_unstaged(call, "was called")
+
+
+def is_in_step() -> bool:
+    """Returns whether the code that runs now is a replica's, of no default strategy."""
+    state = _state.get()
+    is_replica = state is not None and state.replica_context is not None
+    return is_replica and has_strategy()
 
 
 def _state_beside(strategy: AbstractStrategy) -> State | None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from _thread import get_ident
 
+#: How the names of threads begin that the package has for itself.
+OWN_THREADS = "mpi_replica"
+
 _owners: dict[int, int] = {}
 
 #: By the ident of the thread that is stood for: that of the thread that works for it now.
@@ -15,8 +18,12 @@ at_work: dict[int, int] = {}
 
 
 def owner_of_this_thread() -> int:
+    """Returns `owner_of` the thread that calls."""
+    return owner_of(get_ident())
+
+
+def owner_of(ident: int) -> int:
     """Returns the ident of the thread that this one stands for; its own, if for no other."""
-    ident = get_ident()
     return _owners.get(ident, ident)
 
 

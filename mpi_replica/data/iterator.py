@@ -18,7 +18,7 @@ from ..collectives.agreement.stand import Note
 from ..collectives.engine import Engine
 from ..core import nest
 from ..core.argument_checks import integer
-from ..core.context import current_state, require_once
+from ..core.context import is_in_step, require_once
 from ..core.exceptions import RankLostError
 from ..core.jax_state import require_unstaged
 from ..core.key_order import key_order
@@ -271,8 +271,7 @@ class DistributedIterator:
           1: array([2, 3])
         }
         """
-        state = current_state()
-        if state is not None and state.replica_context is not None:
+        if is_in_step():
             raise ValueError(
                 "next() of a distributed iterator was called in a replica: it gives values for all"
                 " replicas. Call it outside and pass the result to strategy.run(fn, args=(batch,))."

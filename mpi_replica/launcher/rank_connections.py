@@ -233,7 +233,8 @@ class RankConnections:
             if facts.get("begins_end") in _ENDS_OF_PROGRAM:
                 self.program_ends_at = min(self.program_ends_at, now)
                 if facts["begins_end"] != "left":
-                    self._first_status = self._first_status or rank.facts.get("ends_with", 0)
+                    if self._first_status in (0, SAVED):
+                        self._first_status = rank.facts.get("ends_with") or self._first_status
 
     @property
     def status_of_failure(self) -> int:

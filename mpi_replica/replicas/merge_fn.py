@@ -7,7 +7,6 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from traceback import walk_tb
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,8 @@ def run_merge_fn(
         with entered(State(strategy, None, "merge_fn")):
             return invoke_merge_fn(call.function, strategy, args, kwargs, call.thread_state)
     except TypeError as error:
-        if all(map(_is_of_package, walk_tb(error.__traceback__))):  # it was not entered
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        if frame.f_code is invoke_merge_fn.__code__:  # it was not entered
             where = call.describe().where
             add_note(
                 error,
@@ -60,10 +60,6 @@ def run_merge_fn(
     finally:
         scope.is_open = False
         forget_casts()
-
-
-def _is_of_package(frame_and_line: tuple[FrameType, int]) -> bool:
-    return str(frame_and_line[0].f_globals.get("__name__")).startswith("mpi_replica.")
 
 
 def call_directly(
@@ -94,7 +90,10 @@ def invoke_merge_fn(
     """Calls a ``merge_fn``, in the state of its replica; the frames of a call site end here."""
     if thread_state is None:
         return merge_fn(strategy, *args, **kwargs)
-    call = functools.partial(merge_fn, strategy, *args, **kwargs)
+
+    def call() -> Any:
+        return invoke_merge_fn(merge_fn, strategy, args, kwargs)
+
     own = ThreadState.of_this_thread()  # the program, and other runs, go on in this thread
     return own.hold_in(functools.partial(thread_state.hold_in, call))
 

@@ -38,8 +38,8 @@ from .storage import Storage
 from .worker import Worker
 
 _OF_VALUES = (
-    "The value of a variable is read-only, too: write by variable.assign, assign_add or"
-    " scatter_add, or into a copy, np.array(variable.value())."
+    "If it is the value of a variable: write by variable.assign, assign_add or scatter_add, or into"
+    " a copy, np.array(variable.value())."
 )
 _OF_EVENT_LOOPS = (
     "Replicas of a rank share a thread, which runs one event loop of asyncio at a time. Make the"
@@ -240,7 +240,7 @@ class Seat:
         is_shared = any(isinstance(x, np.ndarray) and not x.flags.writeable for x in leaves)
         if is_shared or (self.run.lent is not None and self.run.lent.refuse_writes):
             add_note(error, lent_arrays.ADVICE)
-        elif self.run.engine.variables:
+        if self.run.engine.variables:
             add_note(error, _OF_VALUES)
 
     def meet(self, call: Call) -> Any:
@@ -261,6 +261,14 @@ class Seat:
             self.refuse(run.doom)
         if call.error is not None and call.is_told:
             raise call.error
+        if call.site.solver and not run.is_alone and not run.libraries.has_threads:
+            # For the hub, which ends the run with it: scipy makes others of what is raised in there.
+            run.failure = ContextError(
+                f"{call.kind} was called inside of {call.site.solver}, which keeps its state for"
+                " the thread while it calls back, and replicas of this rank share a thread: each"
+                " would go on with that of another one. Make the strategy with replica_threads=True"
+                " (or set MPI_REPLICA_THREADS=1), or host one replica on each rank."
+            )
         if run.takes_turns:
             self._end_turn()
         call.replica_ids = self._ids

@@ -204,7 +204,7 @@ def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
 
 def _leaving(engine: Engine, cause: str, *, is_seen: bool) -> Iterator[None]:
     """Leaves a strategy; in one of them the watchers see how long this rank waits."""
-    engine.watch.is_leaving = is_seen
+    engine.watch.is_leaving, engine.watch.leaves_in_time = is_seen, bool(cause)
     try:
         yield from engine.agreement.leaving(cause)
     finally:

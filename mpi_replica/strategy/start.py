@@ -25,6 +25,7 @@ from ..core.exceptions import (
 from ..core.jax_state import ask_for_devices
 from ..core.layout import Layout, sides
 from ..core.options import CommunicationOptions
+from ..core.thread_owners import OWN_THREADS
 from ..ranks.launch import open_survivors
 from ..ranks.launcher_connection import tell
 from ..ranks.numerics import Numerics, compare, numerics_here
@@ -153,7 +154,7 @@ def start(
         return transport, terms
 
     line, ranks = call_site().line, survivors.ranks_in_world
-    making = new_strategies.make(ranks, survivors.rank_in_world, line)
+    making = new_strategies.noted(ranks, survivors.rank_in_world, line)
     with _says_to_close_strategies(), _reported(survivors, line), making:
         transport, terms = survivors.come_together(begin)
     _prepare_libraries(terms.layout, may_grow=survivors.is_fault_tolerant)
@@ -189,7 +190,7 @@ def _reported(survivors: Survivors, line: str) -> Iterator[None]:
             *(survivors.rank, survivors.size, seconds, line),
         ),
     )
-    report.daemon = True
+    report.daemon, report.name = True, f"{OWN_THREADS} report"
     report.start()
     try:
         yield

@@ -849,6 +849,6 @@ def test_a_step_that_writes_into_a_value_is_told_how_to_assign(strategy):
         weight.value()[0] = 1.0
 
     error = raises_everywhere(ValueError, lambda: strategy.run(step))
-    assert "variable.assign" in error.__notes__[0]
+    assert any("variable.assign" in note for note in error.__notes__)
     np.testing.assert_array_equal(weight, 0.0)
     check_works(strategy)

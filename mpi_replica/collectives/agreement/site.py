@@ -20,6 +20,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
 from ...core.imported_libraries import is_made_by_dynamo
+from ...core.scipy_solvers import solver_of
 from ...core.tracebacks import is_of_library, is_of_package
 
 _CACHE = dis.opmap["CACHE"]
@@ -47,6 +48,8 @@ class CallSite(NamedTuple):
     lines: tuple[str, ...]
     #: The column of each, for two calls on one line.
     columns: tuple[int, ...]
+    #: The solver of scipy that has called back, which several replicas of a thread can't be in.
+    solver: str = ""
 
     @property
     def line(self) -> str:
@@ -58,7 +61,8 @@ class CallSite(NamedTuple):
         if outer.lines[: len(self.lines)] == self.lines:  # called as it is
             return outer
         digest = hashlib.blake2b(self.digest + outer.digest, digest_size=8).digest()
-        return CallSite(digest, self.lines + outer.lines, self.columns + outer.columns)
+        lines, columns = self.lines + outer.lines, self.columns + outer.columns
+        return CallSite(digest, lines, columns, self.solver or outer.solver)
 
 
 def sites_apart(sites: Sequence[CallSite]) -> list[str]:
@@ -170,6 +174,7 @@ def _learn_site(memory: _Memory, key: tuple[int, ...]) -> CallSite:
     global _memory
     digest = hashlib.blake2b(digest_size=8)
     places = []
+    solver = ""
     seen = set()
     for pair in zip(key[::2], key[1::2], strict=True):
         if pair[0] in seen:  # recursion, of whatever depth
@@ -179,10 +184,11 @@ def _learn_site(memory: _Memory, key: tuple[int, ...]) -> CallSite:
         if place is None:  # a new site shares most of its frames with those before
             # Keys are made of users' code alone.
             place = memory.places[pair] = _place(cast(CodeType, memory.codes[pair[0]]), pair[1])
+        solver = solver or place.solver
         digest.update(place.name)
         places.append(place)
     lines = tuple(place.line for place in places)
-    site = CallSite(digest.digest(), lines, tuple(place.column for place in places))
+    site = CallSite(digest.digest(), lines, tuple(place.column for place in places), solver)
     memory.sites[key] = site
     if len(memory.kept) + len(memory.sites) > _MOST_CODES:
         _memory = _Memory({}, [], {}, {})
@@ -195,6 +201,8 @@ class _Place(NamedTuple):
     name: bytes
     line: str
     column: int
+    #: As `CallSite` has it.
+    solver: str = ""
 
 
 def _place(code: CodeType, offset: int) -> _Place:
@@ -209,7 +217,8 @@ def _place(code: CodeType, offset: int) -> _Place:
     position = line, _, column, _ = positions[start // 2]
     # The position tells lambdas and functions of one name apart, where a loop calls them.
     name = f"{file}\0{code.co_qualname}\0{position}\0{_role(code, start, positions)}\0"
-    return _Place(bytes_of(name), f"{file}:{line}", (column or 0) + 1)  # as editors count
+    column = (column or 0) + 1  # as editors count
+    return _Place(bytes_of(name), f"{file}:{line}", column, solver_of(code))
 
 
 _Position = tuple[int | None, int | None, int | None, int | None]

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from ...core.thread_frames import current_frames
+from ...core.thread_owners import OWN_THREADS, owner_of
 from .new_strategies import NewStrategies, NewStrategy, new_strategies
 from .strategy_watch import StrategyWatch, head_start_seconds
 
@@ -27,8 +29,6 @@ _log = logging.getLogger("mpi_replica")
 
 _SECONDS_BEFORE_SEARCH = 1.0
 
-# How the names of threads begin that are the package's.
-_OWN_THREADS = "mpi_replica", "replica "
 
 # Host, process and thread.
 _Address: TypeAlias = tuple[str, int, int]
@@ -94,9 +94,12 @@ class CycleSearch:
         self._number = 0
 
     def tick(self, watches: Sequence[StrategyWatch], now: float) -> None:
-        """Sends probes for waits that are long enough; `watches` are those of the process."""
+        """Sends probes for waits that are long enough, and tells of strategies that are made.
+
+        `watches` are those of the process.
+        """
         self._tell_of_new(watches, now)
-        if len(watches) < 2:  # a cycle goes through two strategies of each process
+        if len(watches) < 2:  # a cycle of probes goes through two strategies of each process
             return
         for watch in watches:
             waited = 0.0 if watch.is_over or watch.is_leaving else watch.waits_for(now)
@@ -114,7 +117,7 @@ class CycleSearch:
         self._told = {new: due for new, due in self._told.items() if new in making}
         for new in making:
             waited = now - new.since
-            if waited < self._told.get(new, _SECONDS_BEFORE_SEARCH):
+            if waited < self._told.get(new, _SECONDS_BEFORE_SEARCH) or not _is_alone(new.thread):
                 continue
             self._told[new] = 2 * waited
             for watch in watches:
@@ -159,7 +162,8 @@ class CycleSearch:
     ) -> None:
         """Ends a strategy in which this rank waits for one that needs it to make another one.
 
-        That one had begun `step` exchanges, and begins none meanwhile.
+        That one had begun `step` exchanges of this strategy, and can't come to the next one before
+        it has made the other.
         """
         waits_for_maker = watch.is_waiting and watch.step > step
         is_missed = waits_for_maker and self._new.misses(processes, number)
@@ -167,6 +171,8 @@ class CycleSearch:
             return
         path = [self._wait(watch), maker]
         if watch.is_leaving:  # its program has ended, and can raise nothing any more
+            if watch.leaves_in_time:
+                return
             try:
                 _log.error("the job ends: %s", _in_words(path))
             finally:  # logging fails where stderr is closed
@@ -247,10 +253,9 @@ def _members(watch: StrategyWatch) -> str:
 
 
 def _is_alone(thread: int) -> bool:
-    """Returns whether no other thread of the program runs here: it could make a strategy."""
-    return all(
-        one.ident == thread or one.name.startswith(_OWN_THREADS) for one in threading.enumerate()
-    )
+    """Returns whether no other thread of the program runs here: it may make a strategy."""
+    own = [one.ident for one in threading.enumerate() if one.name.startswith(OWN_THREADS)]
+    return all(one in own or owner_of(one) == thread for one in current_frames())
 
 
 def _cycle(path: Sequence[_Wait]) -> _Cycle:

@@ -41,7 +41,7 @@ class NewStrategies:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def make(self, processes: tuple[int, ...], rank: int, line: str) -> Iterator[None]:
+    def noted(self, processes: tuple[int, ...], rank: int, line: str) -> Iterator[None]:
         """Notes that this thread makes a strategy.
 
         Parameters

@@ -139,6 +139,8 @@ class StrategyWatch:
         #: Whether the program of this rank has ended, and it waits for the others to know: in all
         #: strategies at once, of which one tells.
         self.is_leaving = False
+        #: Whether it then waits for a limited time only.
+        self.leaves_in_time = False
         #: Called with (watch, message) for messages about cycles.
         self.on_cycle: Callable[[StrategyWatch, tuple[Any, ...]], None] = lambda *_: None
         #: Called where a rank asks all others to print where they are.

@@ -173,14 +173,18 @@ class Keeper:
         survivors = self._survivors
         if survivors is None:
             raise RuntimeError("one rank alone can't have lost another one")
-        before = survivors.members
-        survivors.call_together()
+        before, transport = survivors.members, survivors.transport
         try:
-            survivors.come_together(lambda made: self._go_on(survivors, made))
-        except BaseException as error:
-            # The strategy is over, on all ranks.
-            self._strategy.engine.agreement.break_off(error)
-            raise
+            survivors.call_together()
+            try:
+                survivors.come_together(lambda made: self._go_on(survivors, made))
+            except BaseException as error:
+                # The strategy is over, on all ranks.
+                self._strategy.engine.agreement.break_off(error)
+                raise
+        finally:
+            if transport is not None:  # where it fails, its watch stays: the wait is over
+                transport.steps_ended = transport.steps
         lost = [member for member in before if member not in survivors.members]
         step = None if self._commit is None or self.lost_replicas else self._commit.step
         layout = self._strategy.engine.layout
