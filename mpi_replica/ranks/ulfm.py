@@ -73,9 +73,11 @@ def _is_lost(mpi: Any, communicator: Any) -> bool:
 def failed_ranks(mpi: Any, communicator: Any) -> list[int]:
     """Returns the ranks of a communicator that have died, as far as this one knows."""
     try:
-        failed = communicator.Get_failed()
-        everyone = communicator.Get_group()
-        return list(mpi.Group.Translate_ranks(failed, range(failed.Get_size()), everyone))
+        failed, everyone = communicator.Get_failed(), communicator.Get_group()
+        ranks = list(mpi.Group.Translate_ranks(failed, range(failed.Get_size()), everyone))
+        failed.Free()
+        everyone.Free()
+        return ranks
     except (NotImplementedError, mpi.Exception):
         return []
 

@@ -262,7 +262,7 @@ class Seat:
         if call.error is not None and call.is_told:
             raise call.error
         if call.site.solver and not run.is_alone and not run.libraries.has_threads:
-            # For the hub, which ends the run with it: scipy makes others of what is raised in there.
+            # For the hub, which ends the run with it: scipy makes others of what is raised there.
             run.failure = ContextError(
                 f"{call.kind} was called inside of {call.site.solver}, which keeps its state for"
                 " the thread while it calls back, and replicas of this rank share a thread: each"
