@@ -232,9 +232,8 @@ class RankConnections:
             self._gone_on_without.update(facts.get("went_on_without", ()))
             if facts.get("begins_end") in _ENDS_OF_PROGRAM:
                 self.program_ends_at = min(self.program_ends_at, now)
-                if facts["begins_end"] != "left":
-                    if self._first_status in (0, SAVED):
-                        self._first_status = rank.facts.get("ends_with") or self._first_status
+                if facts["begins_end"] != "left" and self._first_status in (0, SAVED):
+                    self._first_status = rank.facts.get("ends_with") or self._first_status
 
     @property
     def status_of_failure(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..collectives.agreement.site import call_site
 from ..core.argument_checks import flag, integer
-from ..core.context import current_state
+from ..core.context import current_strategy, is_in_step
 from ..core.exceptions import (
     ContextError,
     LaunchError,
@@ -164,11 +164,11 @@ def start(
 
 def _require_no_replica() -> None:
     """Raises in a step: each replica would make one, and ranks with other numbers of them wait."""
-    state = current_state()
-    if state is not None and state.kind == "replica" and not state.strategy.is_default:
+    if is_in_step():
         raise ContextError(
-            f"MPIStrategy was made in a replica of {state.strategy!r}: all ranks make it together,"
-            " and a rank would make one for each of its replicas. Make it outside of steps."
+            f"MPIStrategy was made in a replica of {current_strategy()!r}: all ranks make it"
+            " together, and a rank would make one for each of its replicas. Make it outside of"
+            " steps."
         )
 
 

@@ -174,7 +174,6 @@ def _learn_site(memory: _Memory, key: tuple[int, ...]) -> CallSite:
     global _memory
     digest = hashlib.blake2b(digest_size=8)
     places = []
-    solver = ""
     seen = set()
     for pair in zip(key[::2], key[1::2], strict=True):
         if pair[0] in seen:  # recursion, of whatever depth
@@ -184,10 +183,10 @@ def _learn_site(memory: _Memory, key: tuple[int, ...]) -> CallSite:
         if place is None:  # a new site shares most of its frames with those before
             # Keys are made of users' code alone.
             place = memory.places[pair] = _place(cast(CodeType, memory.codes[pair[0]]), pair[1])
-        solver = solver or place.solver
         digest.update(place.name)
         places.append(place)
     lines = tuple(place.line for place in places)
+    solver = next((place.solver for place in places if place.solver), "")
     site = CallSite(digest.digest(), lines, tuple(place.column for place in places), solver)
     memory.sites[key] = site
     if len(memory.kept) + len(memory.sites) > _MOST_CODES:

@@ -17,13 +17,13 @@ from ...core.thread_owners import owner_of_this_thread
 
 
 class NewStrategy(NamedTuple):
-    """A strategy that is made."""
+    """A strategy that is made, and by whom."""
 
-    #: Their ranks in the world of MPI.
+    #: All that make it: their ranks in the world of MPI.
     processes: tuple[int, ...]
     #: How many strategies of these processes this one has begun to make, with this one.
     number: int
-    #: That makes it.
+    #: The one of this process that makes it.
     thread: int
     #: File and line of the program.
     line: str
