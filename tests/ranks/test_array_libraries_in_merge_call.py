@@ -389,3 +389,52 @@ def test_tensors_of_dtypes_that_numpy_does_not_know_are_refused_on_every_layout(
     assert f"torch.{dtype}" in str(error)
     assert "tensor.to(torch." in str(error)
     check_works(strategy)
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_parameters_and_tensors_are_constants_of_one_class_whichever_replica_they_are_of(
+    strategy, records
+):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def kinds(strategy, *values):
+        parts = [part for value in values for part in strategy.experimental_local_results(value)]
+        return [(type(part).__name__, part.requires_grad) for part in parts]
+
+    def step():
+        arguments = [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)]
+        arguments += [
+            torch.nn.Parameter(torch.ones(LARGE)),
+            torch.nn.Parameter(torch.ones(2), False),
+        ]
+        with torch.set_grad_enabled(records):
+            found = mr.get_replica_context().merge_call(kinds, arguments)
+            same = mr.get_replica_context().merge_call(lambda strategy, *x: x, arguments)
+        return found, [one is mine for one, mine in zip(same, arguments, strict=True)]
+
+    found, same = strategy.run(step)
+    count = strategy.num_replicas_in_sync
+    expected = [("Tensor", needs and not records) for needs in (True, True, True, False)]
+    for kinds_found in strategy.experimental_local_results(found):
+        assert kinds_found == [kind for kind in expected for _ in range(count)]
+    for are_same in strategy.experimental_local_results(same):
+        assert are_same == [True] * 4
+
+
+def test_tensors_that_share_memory_are_each_their_own_in_merge_fn(strategy):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def write_first(strategy, first, second, third):
+        for one in strategy.experimental_local_results(first):
+            one += 1
+        others = [*strategy.experimental_local_results(second)]
+        others += strategy.experimental_local_results(third)
+        return float(sum(one.sum() for one in others))
+
+    def step():
+        x = torch.ones(3, 4)
+        return mr.get_replica_context().merge_call(write_first, (x, x, x.T[1:]))
+
+    expected = 21.0 * strategy.num_replicas_in_sync
+    for found in strategy.experimental_local_results(strategy.run(step)):
+        assert found == expected
