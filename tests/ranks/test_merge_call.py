@@ -291,24 +291,6 @@ def test_of_what_was_made_outside_local_results_are_of_all_replicas_too(strategy
     assert len(strategy.experimental_local_results(outside)) == len(strategy.local_replica_ids)
 
 
-def test_of_an_on_read_variable_local_results_in_a_merge_fn_are_of_all_replicas(strategy):
-    with strategy.scope():
-        each, total = mr.VariableSynchronization.ON_READ, mr.VariableAggregation.SUM
-        seen = mr.Variable(0.0, synchronization=each, aggregation=total)
-
-    def merge_fn(strategy, state):
-        rows = strategy.experimental_local_results(state)
-        return [(float(row["seen"]), float(row["mine"])) for row in rows]
-
-    def step():
-        seen.assign(float(mine()) + 5)
-        return mr.get_replica_context().merge_call(merge_fn, args=({"seen": seen, "mine": mine()},))
-
-    expected = [(i + 5.0, float(i)) for i in range(strategy.num_replicas_in_sync)]
-    for found in strategy.experimental_local_results(strategy.run(step)):
-        assert found == expected
-
-
 def test_what_was_made_outside_and_can_not_travel_is_told_on_every_rank(strategy):
     needs_two_ranks(strategy)
     outside = strategy.experimental_distribute_values_from_function(
