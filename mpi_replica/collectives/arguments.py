@@ -57,8 +57,8 @@ class Held:
         self.value = read_only(self.value)
 
 
-class StandIn(NamedTuple):
-    """A copy of an argument, as it comes to the other ranks: in C order, and in its own memory.
+class InOrder(NamedTuple):
+    """A copy of an argument in C order, in which it comes to the other ranks.
 
     The order of additions, and so the bits of a sum, follow from that in memory.
     """
@@ -69,9 +69,9 @@ class StandIn(NamedTuple):
     digest: int
 
     @classmethod
-    def of(cls, value: Any, is_shared: bool) -> Self | None:
-        """Returns it for an array in another order, or in the memory of another argument."""
-        copy = in_c_order(value, is_shared)
+    def of(cls, value: Any) -> Self | None:
+        """Returns it for an array that is in another order; None for anything else."""
+        copy = in_c_order(value)
         return None if copy is value else cls(value, copy, digest_of(copy))
 
     def write_back(self) -> None:
@@ -127,19 +127,20 @@ def refuses_writes(leaf: Any) -> bool:
     return isinstance(leaf, (np.ndarray, np.void)) and not leaf.flags.writeable
 
 
-def separate_copy(leaf: Any, entry: tuple[Any, ...] | None) -> Any:
-    """Returns what comes of a leaf on another rank, where it is in the memory of another one here.
+def own_copy(leaf: Any, entry: tuple[Any, ...] | None = None) -> Any:
+    """Returns what comes of a leaf on another rank, for a replica that shares it with others.
 
     `entry` is its one in the table of `pack`, if there is one. An object is then what the other
     ranks get: as it was when its replica gave it, and not as those behind it have changed it.
     """
-    if type(leaf) in _NUMPY_NUMBERS:
+    if leaf is None or isinstance(leaf, DistributedValues) or type(leaf) in _PLAIN_TYPES:
+        return leaf
+    if type(leaf) in _NUMPY_NUMBERS or refuses_writes(leaf):
         return leaf
     if isinstance(leaf, IndexedSlices):
-        return leaf.changed(lambda part: separate_copy(part, None))
+        return leaf.changed(own_copy)
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        copy = leaf.copy(order="K")
-        return read_only(copy) if refuses_writes(leaf) else copy
+        return leaf.copy(order="K")
     if origin_of(leaf) is not None and _dtype_if_any(leaf) is not None:
         return copy_of(leaf)
     if entry is not None and entry[0] == _OBJECT:

@@ -16,7 +16,7 @@ from ..core.array_libraries import give_back, way_back
 from ..core.context import current_state
 from ..core.dtypes import as_plain_array
 from ..core.options import CommunicationOptions, ReduceOp
-from ..core.values import DistributedValues, PerReplica, per_replica, read_only
+from ..core.values import DistributedValues
 from .agreement.call import Call
 from .agreement.site import CallSite
 from .at_hand import AtHand
@@ -24,7 +24,6 @@ from .axes import finished, normalized, partial
 from .engine import Engine
 from .equal_everywhere import EqualEverywhere
 from .gather import AllGather
-from .objects import ComponentGather
 from .reduce import AllReduce
 from .sparse import has_slices, reduce_with_slices
 
@@ -124,39 +123,6 @@ def _require_returned(call: str, value: Any, path: str, else_do: str = "") -> No
             f"{call} of None (value{path}), which is what strategy.run gives where the function"
             f" returned nothing. Does it lack a return?{else_do}"
         )
-
-
-def with_all_components(engine: Engine, value: Any) -> Any:
-    """Returns the nest `value`, in a ``merge_fn``, with the components of all replicas.
-
-    Collective where a value holds those of this rank alone, as it was made outside: they come as
-    pickle makes them. Their arrays are read-only, since what is written into them is lost.
-    """
-    leaves, structure = nest.flatten(value)
-    layout = engine.layout
-    elsewhere = []
-    for index, leaf in enumerate(leaves):
-        if isinstance(leaf, PerReplica):
-            is_here = len(leaf.replica_ids) == layout.num_replicas
-        else:
-            is_here = not isinstance(leaf, DistributedValues) or leaf.components(()) is None
-        if not is_here:
-            leaves[index].require(layout.num_replicas)
-            elsewhere.append(index)
-    if layout.size == 1 or not elsewhere:
-        return value
-    mine = [leaves[index].components(layout.local_replica_ids) for index in elsewhere]
-    call = engine.make(
-        ComponentGather.kind,
-        None,
-        ComponentGather,
-        [per_replica(components, layout) for components in mine],
-        layout,
-    )
-    columns = zip(*engine.cross_replica(call), strict=True)
-    for index, column in zip(elsewhere, columns, strict=True):
-        leaves[index] = PerReplica([nest.map_structure(read_only, one) for one in column])
-    return nest.unflatten(structure, leaves)
 
 
 class _Leaves:

@@ -30,22 +30,21 @@ from .agreement.steps import Steps
 from .arguments import (
     Elsewhere,
     Held,
+    InOrder,
     Packed,
-    StandIn,
     bytes_of,
     held_by,
     joined,
     largest,
+    own_copy,
     pack,
     refuses_writes,
     require_packable,
-    separate_copy,
     unpack_all,
 )
 from .blobs import all_blobs, payload_of
 from .collection import gathered
 from .engine import Engine
-from .memory_of_replicas import sharing
 
 T = TypeVar("T")
 
@@ -101,26 +100,22 @@ class MergeCall(Call):
         self.thread_state = None if state == (None, None) else state
         #: What torch records, by the ids of the constants that `function` gets: no gradient passes
         #: what it computes, since components from other ranks have no graph here.
-        #: So are those that are copied, by the ids of copies.
+        #: So are arguments in another order than C's, by the ids of copies.
         self.originals: dict[int, Any] = {}
         if not is_plain:
             number = engine.layout.num_replicas
             components = [component_of(leaf, replica_id, number) for leaf in self.leaves]
             self.leaves, self.originals = as_constants(components)
             self.shared = [is_shared(leaf) for leaf in self.leaves]
-        given = self.leaves
-        shared = sharing(given)
-        #: Whether no two leaves share memory.
-        self.are_apart = not shared
-        #: What stands for arguments in another order than C's, or in the memory of others.
-        self.copies: list[StandIn] = []
-        for place, leaf in enumerate(given):
-            if (found := StandIn.of(leaf, place in shared)) is not None:
-                if not self.copies:
-                    self.leaves = list(given)
-                self.copies.append(found)
-                self.leaves[place] = found.copy
+        #: By the ids of what they are copies of.
+        self.copies: dict[int, InOrder] = {}
+        for leaf in self.leaves:
+            if id(leaf) not in self.copies and (found := InOrder.of(leaf)) is not None:
+                self.copies[id(leaf)] = found
                 self.originals[id(found.copy)] = self.originals.get(id(leaf), leaf)
+        if self.copies:
+            copies = self.copies
+            self.leaves = [copies[i].copy if (i := id(x)) in copies else x for x in self.leaves]
         if kwargs or self.structure.num_nodes > len(self.leaves) + 3:  # some argument is a nest
             self.key_order = key_order((tuple(args), dict(kwargs)), self.structure)
         self.packed: Packed = [], b""
@@ -243,22 +238,17 @@ def _common_order(calls: Sequence[MergeCall]) -> str | None:
 
 
 def _apart(calls: Sequence[MergeCall]) -> Sequence[list[Any]]:
-    """Returns the leaves of replicas, of which no two share memory that can be written.
+    """Returns the leaves of replicas, where what several give is one of each's own.
 
-    A ``merge_fn`` may write into them, and those of other ranks come each by itself. The last one
-    in a memory keeps what was given, which nobody has changed since.
+    A ``merge_fn`` may write into it: so do replicas that are on ranks of their own. The last one
+    keeps what it has given, which nobody has changed since.
     """
-    rows = [call.leaves for call in calls]
-    if len(calls) == 1 and calls[0].are_apart:
-        return rows
-    leaves = list(itertools.chain.from_iterable(rows))
-    shared = {len(leaves) - 1 - place for place in sharing(leaves[::-1])}
-    if not shared:
-        return rows
-    places = itertools.count()
+    if len(calls) == 1:
+        return [calls[0].leaves]
+    last = {id(leaf): call for call in calls for leaf in call.leaves}
     return [
         [
-            separate_copy(leaf, entry) if next(places) in shared else leaf
+            leaf if last[id(leaf)] is call else own_copy(leaf, entry)
             for leaf, entry in itertools.zip_longest(call.leaves, call.packed[0])
         ]
         for call in calls

@@ -32,7 +32,7 @@ class ObjectGather(Call):
         self, site: CallSite, options: CommunicationOptions, value: Any, layout: Layout
     ) -> None:
         super().__init__(site, options)
-        self._data = b"".join(_pickled(self.kind, value, layout))
+        self._data = b"".join(_pickled(value, layout))
         self.identify(None)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
@@ -40,27 +40,19 @@ class ObjectGather(Call):
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[Any, ...]]:
         blobs = yield from all_blobs(group, self._data)
-        objects: tuple[Any, ...] = yield Agree(
-            lambda: (b"", tuple(_loaded(self.kind, blobs, group.layout)))
-        )
+        objects: tuple[Any, ...] = yield Agree(lambda: (b"", tuple(_loaded(blobs, group.layout))))
         return objects
 
 
-class ComponentGather(ObjectGather):
-    """One call of ``experimental_local_results`` for values whose components are elsewhere."""
-
-    kind = "experimental_local_results"
-
-
-def _pickled(kind: str, value: Any, layout: Layout) -> list[bytes]:
+def _pickled(value: Any, layout: Layout) -> list[bytes]:
     """Returns the object of each replica of this rank, out of the nest `value`, as bytes."""
     ids = layout.local_replica_ids
     leaves, structure = nest.flatten(value)
     if not any([isinstance(leaf, DistributedValues) for leaf in leaves]):
-        return [pickled(kind, value, layout.describe(ids))] * len(ids)
+        return [pickled("gather_objects", value, layout.describe(ids))] * len(ids)
     return [
         pickled(
-            kind,
+            "gather_objects",
             nest.unflatten(
                 structure, [component_of(leaf, i, layout.num_replicas) for leaf in leaves]
             ),
@@ -70,7 +62,7 @@ def _pickled(kind: str, value: Any, layout: Layout) -> list[bytes]:
     ]
 
 
-def _loaded(kind: str, blobs: Sequence[memoryview], layout: Layout) -> Iterator[Any]:
+def _loaded(blobs: Sequence[memoryview], layout: Layout) -> Iterator[Any]:
     """Yields the objects of all replicas, out of the bytes of all ranks."""
     for rank, data in enumerate(blobs):
         file = io.BytesIO(data)
@@ -81,7 +73,7 @@ def _loaded(kind: str, blobs: Sequence[memoryview], layout: Layout) -> Iterator[
                 raise
             except Exception as error:
                 raise TypeError(
-                    f"{kind} can't load the object of {layout.describe([replica_id])} on"
+                    f"gather_objects can't load the object of {layout.describe([replica_id])} on"
                     f" rank {layout.rank}. What it is made of must be there on all ranks. pickle"
                     f" raised {in_words(error)}"
                 ) from error

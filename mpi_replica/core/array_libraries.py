@@ -156,16 +156,10 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     if any([_is_weak(leaf) for leaf in leaves]):
         leaves = [leaf.astype(leaf.dtype) if _is_weak(leaf) else leaf for leaf in leaves]
     originals: dict[int, Any] = {}
-    torch = imported_library("torch")
-    kind = () if torch is None else torch.nn.Parameter
-    recorded = recorded_by_torch(leaves)
-    parameters = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kind)]
-    for index in dict.fromkeys([*recorded, *parameters]):
+    for index in recorded_by_torch(leaves):
         if not originals:
             leaves = list(leaves)
         constant = leaves[index].detach()
-        if index not in recorded:  # as it comes from other ranks, which know no Parameter
-            constant.requires_grad_(leaves[index].requires_grad)
         try:  # what was given from outside of the function is one of its tensors now, too
             TorchWay.require_untransformed(constant)
         except TypeError as error:
@@ -237,25 +231,19 @@ def copy_of(value: Any) -> Any:
     return value.copy() if isinstance(value, (np.ndarray, np.void)) else value
 
 
-def in_c_order(value: Any, is_copied: bool = False) -> Any:
-    """Returns an array of numpy or torch with its elements in C order: itself, or a copy.
-
-    Always a copy where `is_copied`. Other things come back as they are.
-    """
-    if type(value) in (np.ndarray, np.ma.MaskedArray):
-        if value.dtype.hasobject or (value.flags.c_contiguous and not is_copied):
+def in_c_order(value: Any) -> Any:
+    """Returns an array of numpy or torch with its elements in C order: itself, or a copy."""
+    if type(value) is np.ndarray:
+        if value.flags.c_contiguous or value.dtype.hasobject:
             return value
-        copy = value.copy("C")
+        copy = value.copy()
         copy.flags.writeable = value.flags.writeable
         return copy
     if way_of(type(value)) is not TorchWay or origin_of(value) is None:
         return value
     is_dense = value.layout is sys.modules["torch"].strided and not value.is_quantized
-    if not is_dense or value.is_nested:
-        return value
-    if is_copied:
-        return TorchWay.copy(value)
-    return value if value.is_contiguous() else value.detach().contiguous()
+    is_other = is_dense and not value.is_nested and not value.is_contiguous()
+    return value.detach().contiguous() if is_other else value
 
 
 def mean_of(losses: Any, weights: Any, count: float) -> Any:

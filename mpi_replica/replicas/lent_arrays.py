@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..collectives.agreement.call import Call
-from ..collectives.memory_of_replicas import MADE_APART
 from ..core.array_ways import Array
 from ..core.exceptions import ContextError
 from ..core.imported_libraries import imported_library
 from ..core.indexed_slices import IndexedSlices
+from .memory_of_replicas import MADE_APART
 
 _INSTEAD = (
     "Write into a copy, or give each replica one of its own (of torch a module and an optimizer),"

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import boundary
-from ..collectives.memory_of_replicas import MemoryOfReplicas, are_apart, can_be_copied, extents_of
 from ..collectives.merge import MergeCall, MergeScope
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
@@ -24,6 +23,7 @@ from ..core.indexed_slices import IndexedSlices
 from ..core.library_state import forget_casts
 from ..core.thread_state import ThreadState
 from ..core.values import DistributedValues, Mirrored, component_of, read_only
+from .memory_of_replicas import MemoryOfReplicas, are_apart, can_be_copied, extents_of
 
 # Of leaves of a result above this size dtype and shape are compared between ranks.
 _HASHED_BYTES = 1 << 16
@@ -109,8 +109,8 @@ def unpacked(
     that it got where several give one.
     """
     for call in calls:
-        for stand_in in call.copies:
-            stand_in.write_back()
+        for in_order in call.copies.values():
+            in_order.write_back()
     if value is None:
         return [None] * len(replica_ids)
     flat = nest.flatten_plain(value)

@@ -261,10 +261,9 @@ class ReplicaContext(Replica):
             Nests of arrays and of any objects that can be pickled. Arrays of torch, JAX and others
             that know DLPack are of the same library in `merge_fn`, on the device of this rank's
             own argument. Those of numpy and torch are in C order there, on every rank, since the
-            bits of a sum follow from the order, and each in memory of its own. (Arrays inside of
-            objects, and arrays of objects, are as they are on their own rank, and elsewhere as
-            pickle makes them.) Where torch records a leaf, `merge_fn` gets constants: no gradient
-            passes what it computes.
+            bits of a sum follow from the order. Arguments that share memory do so on their own rank
+            alone: write into copies of them. Where torch records a leaf, `merge_fn` gets constants:
+            no gradient passes what it computes.
 
         Returns
         -------

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from ..collectives.memory_of_replicas import held_by_several
 from ..core import nest
 from ..core.array_libraries import library_of
 from ..core.array_ways import COMMON_TYPES
 from ..core.imported_libraries import imported_library
 from ..core.layout import Layout
-from ..core.random_sources import is_source
 from ..core.values import Mirrored, PerReplica, are_known_apart, component_of, read_only
-from .shared_generators import SharedGenerators
+from .memory_of_replicas import held_by_several
+from .shared_generators import SharedGenerators, is_generator
 from .shared_objects import SharedObjects
 
 
@@ -85,7 +84,7 @@ def _shared_objects(
     all_paths = nest.leaf_paths(structure)
     paths = [all_paths[place] for place in places]
     found: list[SharedObjects[Any]] = []
-    if any(map(is_source, objects)):
+    if any(map(is_generator, objects)):
         found.append(SharedGenerators(paths, objects))
     torch = imported_library("torch")
     kinds = () if torch is None else (torch.nn.Module, torch.Tensor)

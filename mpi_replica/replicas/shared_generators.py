@@ -3,12 +3,42 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..core.exceptions import ContextError
-from ..core.random_sources import is_source, state_of_source
+from ..core.imported_libraries import imported_library
+from ..core.randomness import state_of
 from .shared_objects import SharedObjects
+
+
+def _state(generator: Any) -> Any:
+    """Returns where a generator of numpy, Python or torch stands; None for anything else."""
+    if isinstance(generator, np.random.Generator):
+        return state_of(generator)
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    if isinstance(generator, np.random.BitGenerator):
+        return generator.state
+    if isinstance(generator, np.random.SeedSequence):
+        return generator.n_children_spawned
+    if isinstance(generator, random.Random):
+        try:
+            return generator.getstate()
+        except NotImplementedError:  # as of one that the system draws for
+            return None
+    torch = imported_library("torch")
+    if torch is not None and isinstance(generator, torch.Generator):
+        return generator.get_state().numpy()
+    return None
+
+
+def is_generator(leaf: Any) -> bool:
+    """Returns whether an argument of a run is a generator, whose draws can be seen."""
+    return _state(leaf) is not None
 
 
 class SharedGenerators(SharedObjects[int]):
@@ -24,7 +54,7 @@ class SharedGenerators(SharedObjects[int]):
 
     def __init__(self, paths: Sequence[str], leaves: Sequence[Any]) -> None:
         pairs = zip(paths, leaves, strict=True)
-        self._leaves = [(path, leaf) for path, leaf in pairs if is_source(leaf)]
+        self._leaves = [(path, leaf) for path, leaf in pairs if is_generator(leaf)]
         super().__init__()
 
     def entered_by(self, replica_id: int) -> None:
@@ -33,7 +63,7 @@ class SharedGenerators(SharedObjects[int]):
     def _look(self) -> dict[int, bytes]:
         # Bytes: the states of some hold arrays, which have no one truth value.
         return {
-            place: pickle.dumps(state_of_source(generator))
+            place: pickle.dumps(_state(generator))
             for place, (_, generator) in enumerate(self._leaves)
         }
 

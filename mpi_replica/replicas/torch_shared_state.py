@@ -19,11 +19,11 @@ from torch.nn.utils import stateless
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..collectives.memory_of_replicas import MADE_APART
 from ..collectives.strategy_base import StrategyBase
 from ..core.context import current_state
 from ..core.exceptions import ContextError
 from ..core.object_state import is_lazy
+from .memory_of_replicas import MADE_APART
 from .replica import Replica
 from .shared_objects import SharedObjects
 

@@ -347,10 +347,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of `value` that are here, as a tuple.
 
-        No communication outside of a ``merge_fn``. There it looks at large arguments (see
-        `ReplicaContext.merge_call`), and is collective, as `gather_objects` is, for what was made
-        outside of it, such as batches, results of `run` and variables that are synchronized on
-        read: of those the components are copies, arrays of them read-only.
+        No communication for values of `run` and of datasets; of large arguments in a ``merge_fn``,
+        it looks at them (see `ReplicaContext.merge_call`).
 
         Parameters
         ----------
@@ -360,8 +358,10 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         Returns
         -------
         tuple
-            One entry for each replica of this rank; in a ``merge_fn`` for every replica. For a
-            nest: one nest each. Counterpart of
+            One entry for each replica whose components are here: those of this rank, or all of
+            them in a ``merge_fn``. For a nest: one nest each. Of a variable that is synchronized on
+            read only this rank's are here, also in a ``merge_fn``: `gather` or `reduce` it, or pass
+            ``v.value()`` there. Counterpart of
             ``tf.distribute.Strategy.experimental_local_results``.
 
         Raises
@@ -369,8 +369,6 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         ContextError
             A large argument of a ``merge_fn``, on several ranks, that was not looked at before it
             returned.
-        TypeError
-            A component of what was made outside of a ``merge_fn`` can't be pickled; on every rank.
         ValueError
             A variable of a strategy that has its replicas elsewhere.
         RankLostError
@@ -384,10 +382,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         (7, 7)
         """
         layout = self.engine.layout
-        if not is_in_merge_fn():
-            return local_results(value, layout)
-        value = cross_replica.with_all_components(self.engine, value)
-        return local_results(value, layout, range(layout.num_replicas))
+        every = range(layout.num_replicas) if is_in_merge_fn() else None
+        return local_results(value, layout, every)
 
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable, the same on all ranks; None for anything else."""

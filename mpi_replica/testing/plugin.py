@@ -80,8 +80,7 @@ class RankFence:
         self._collection_errors: dict[str, tuple[str, str]] = {}
         #: Why this rank does not collect a module.
         self._skipped_modules: list[str] = []
-        #: In which part of a test its functions run: fixtures of it, or its body.
-        self._part = ""
+        self._is_in_body = False
         self._failed_subtests: list[str] = []
         #: Why the session ends early on this rank.
         self._reason = ""
@@ -128,9 +127,10 @@ class RankFence:
             return
         names = [item.nodeid for item in session.items]
         errors = dict(self._collection_errors)
-        kind, text = FAILED if errors else PASSED, "\n\n".join(text for text, _ in errors.values())
-        detail = names, errors, self._skipped_modules
-        arrivals = self._meet_or_exit(Arrival("collection", kind, text, detail=detail))
+        kind = FAILED if errors else PASSED
+        arrivals = self._meet_or_exit(
+            Arrival("collection", kind, detail=(names, errors, self._skipped_modules))
+        )
         for rank, arrival in enumerate(arrivals):
             for nodeid, (text, error) in arrival.detail[1].items():
                 if nodeid not in self._collection_errors:
@@ -175,31 +175,20 @@ class RankFence:
                 self._fence.departure.keep(known)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self) -> Generator[None, object, object]:
-        return (yield from self._in("setup"))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
-        return (yield from self._in("call"))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
-        return (yield from self._in("teardown"))
-
-    def _in(self, part: str) -> Generator[None, object, object]:
         self._failed_subtests.clear()
-        self._part = part
+        self._is_in_body = True
         try:
             return (yield)
         finally:
-            self._part = ""
+            self._is_in_body = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: an xfail mark has had its say
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if self._part:  # of a subtest: the ranks need not have the same ones
+        if self._is_in_body:  # of a subtest: the ranks need not have the same ones
             if report.failed:
                 self._failed_subtests.append(_text_of(report))
             return report
@@ -224,7 +213,7 @@ class RankFence:
         RankLostError
             Not all ranks come to it: one has failed before, or skips the test.
         """
-        place = f"{item.nodeid} ({self._part or 'setup'})"
+        place = f"{item.nodeid} ({'call' if self._is_in_body else 'setup'})"
         arrivals = self._meet_or_exit(Arrival(place, detail=_FOR_STRATEGY))
         if any(arrival.detail != _FOR_STRATEGY for arrival in arrivals):
             error = RankLostError(f"not all ranks have come to {_FOR_STRATEGY}")
@@ -250,7 +239,7 @@ class RankFence:
         elif report.failed:
             text = _text_of(report) if self._fence.rank else report.longreprtext
             summary = _summary_of(report)
-        elif self._failed_subtests:
+        elif self._failed_subtests and call.when == "call":
             kind, text = FAILED, "\n\n".join(self._failed_subtests)
             summary = f"failed subtests: {len(self._failed_subtests)}"
         return Arrival(place, kind, text, summary, waited_at(error) if kind == STOPPED else "")

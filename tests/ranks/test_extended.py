@@ -659,7 +659,7 @@ def test_components_of_a_strategy_with_other_replicas_are_an_error_everywhere(st
     other.close()
 
 
-def test_local_results_of_an_on_read_variable_in_a_merge_fn_are_of_all_replicas(strategy):
+def test_local_results_in_a_merge_fn_are_those_of_which_all_is_here(strategy):
     v = variable(strategy, 1.0, aggregation=SUM, **ON_READ)
     strategy.run(lambda: v.assign(10.0 * replica_id()))
     seen = []
@@ -668,7 +668,7 @@ def test_local_results_of_an_on_read_variable_in_a_merge_fn_are_of_all_replicas(
         seen.append(strategy.experimental_local_results((x, v)))
 
     strategy.run(lambda: mr.get_replica_context().merge_call(merge, args=(replica_id(),)))
-    assert seen == [tuple((i, 10.0 * i) for i in range(strategy.num_replicas_in_sync))]
+    assert seen == [tuple((i, 10.0 * i) for i in strategy.local_replica_ids)]
 
 
 # The other names of tf

@@ -11,14 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ..collectives.outputs import are_owners, bounds_of
 from ..core.array_libraries import library_of
-from ..core.array_ways import Array
+from ..core.array_ways import COMMON_TYPES, Array
 from ..core.indexed_slices import IndexedSlices
-from ..core.object_state import LEAF_TYPES
-from ..core.random_sources import is_source
-from ..core.values import DistributedValues
-from .arguments import refuses_writes
-from .outputs import are_owners, bounds_of
+from .shared_generators import is_generator
 
 #: What to do where it is one memory: how each replica gets one of its own, or does without.
 MADE_APART = (
@@ -105,34 +102,11 @@ def are_apart(values: Iterable[Any]) -> bool:
     by_id = {id(value): value for value in values}
     arrays = [value for value in by_id.values() if type(value) is np.ndarray]
     kinds = set(map(type, by_id.values()))
-    if kinds <= LEAF_TYPES and are_owners(arrays):
+    if kinds <= COMMON_TYPES and are_owners(arrays):
         return True
     extents = itertools.chain.from_iterable(map(extents_of, by_id.values()))
     bounds = sorted([(begin, end) for begin, end, _ in extents])
     return all([end <= begin for (_, end), (begin, _) in itertools.pairwise(bounds)])
-
-
-def sharing(values: Sequence[Any]) -> set[int]:
-    """Returns the places of values in memory of one before them, where one of both can be written.
-
-    A value that stands there again counts, too.
-    """
-    if len(values) < 2 or (len({*map(id, values)}) == len(values) and are_apart(values)):
-        return set()
-    found = set()
-    seen: set[int] = set()
-    memory = MemoryOfReplicas()  # its holders are what can be written, and what can't
-    for place, value in enumerate(values):
-        extents, is_read_only = extents_of(value), refuses_writes(value)
-        is_again = id(value) in seen and not is_read_only
-        if (is_again and _can_be_written(value)) or memory.is_of_another(
-            extents, True if is_read_only else None
-        ):
-            found.add(place)
-        else:
-            seen.add(id(value))
-            memory.add(extents, is_read_only)
-    return found
 
 
 def held_by_several(components: Sequence[Any]) -> dict[int, Any]:
@@ -160,16 +134,14 @@ def held_by_several(components: Sequence[Any]) -> dict[int, Any]:
 
 def extents_of(value: Any) -> Sequence[Extent]:
     """Returns where a value lies, which may be no array; nothing of what nobody can write into."""
-    if type(value) in LEAF_TYPES and not isinstance(value, np.ndarray):
+    if type(value) in COMMON_TYPES and not isinstance(value, np.ndarray):
         return ()
     if isinstance(value, IndexedSlices):
         return (*extents_of(value.values), *extents_of(value.indices))
     if isinstance(value, np.void):  # an item of an array, which may be written through it
         value = np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray):
-        if value.size:
-            return ((*bounds_of(value), value),)
-        return ((id(value), id(value) + 1, value),)  # what one replica returns is locked
+        return ((*bounds_of(value), value),) if value.size else ()
     library = library_of(value)
     if library == "jax" or (library is None and not can_be_copied(value)):
         return ()
@@ -186,14 +158,9 @@ def extents_of(value: Any) -> Sequence[Extent]:
     return ((id(value), id(value) + 1, value),)  # it is known by itself alone
 
 
-def _can_be_written(value: Any) -> bool:
-    is_plain = type(value) in LEAF_TYPES and not isinstance(value, np.ndarray)
-    return not is_plain and not isinstance(value, DistributedValues)
-
-
 def can_be_copied(value: Any) -> bool:
     """Returns whether it is a set, bytearray or generator, of which a copy can be made."""
-    return type(value) in (set, bytearray) or is_source(value)
+    return type(value) in (set, bytearray) or is_generator(value)
 
 
 def _elements_of(value: Any) -> Array:
