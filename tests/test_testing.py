@@ -61,12 +61,14 @@ def launch(tmp_path):
 
     def run(library, ranks, files, *arguments):
         write(tmp_path, files)
+        own = tmp_path / ".temp"  # ranks that remove at once what others have left there warn of it
+        own.mkdir(exist_ok=True)
         done = run_ranks(
             library,
             ranks,
             ["-m", "pytest", "--junitxml=report.xml", *arguments],
             timeout_seconds=LIMIT_SECONDS,
-            env=environment(),
+            env=environment() | {"PYTEST_DEBUG_TEMPROOT": str(own)},
             cwd=tmp_path,
         )
         if re.search("MPIEXEC_TIMEOUT|timeout after|time ?limit", done.stderr, re.IGNORECASE):
@@ -208,6 +210,24 @@ MISTAKES = {
         with subtests.test("of all"):
             check(strategy)
 
+    @pytest.fixture
+    def checked(subtests):
+        for number in range(rank + 1):  # ranks need not have the same ones
+            with subtests.test(number=number):
+                assert number < 2, "subtest of a fixture"
+
+    def test_subtest_fails_in_setup_on_one(strategy, checked):
+        check(strategy)
+
+    @pytest.fixture
+    def skipped(subtests):
+        with subtests.test("before a skip"):
+            assert rank != 2, "subtest and skip"
+        pytest.skip("not today")
+
+    def test_subtest_fails_before_a_skip_in_setup(skipped):
+        pass
+
     @pytest.mark.mpi(min_size=9)
     def test_needs_more_ranks(strategy):
         check(strategy)
@@ -280,6 +300,14 @@ FAILED = {
     ],
     "test_teardown_fails_on_one": ["ranks 0-1 passed, rank 2 failed", "to remove on rank 2"],
     "test_subtest_fails_on_one": ["ranks 0, 2 passed, rank 1 failed", "AssertionError: subtest"],
+    "test_subtest_fails_in_setup_on_one": [
+        "ranks 0-1 passed, rank 2 failed",
+        "AssertionError: subtest of a fixture",
+    ],
+    "test_subtest_fails_before_a_skip_in_setup": [
+        "ranks 0-1 skipped, rank 2 failed",
+        "AssertionError: subtest and skip",
+    ],
     "test_fails_beside_a_shared_strategy": ["rank 1 failed", "assert 1 != 1"],
     "test_module_fixture_fails_on_one": ["rank 1 failed", "OSError: no table on rank 1"],
     "test_it_fails_again": ["rank 1 failed", "OSError: no table on rank 1"],
@@ -305,14 +333,14 @@ def test_what_goes_wrong_on_one_rank_goes_wrong_on_all_and_the_next_test_runs(
             assert text in found[name][1], f"{name}: {found[name][1]}"
     # The body of a test whose setup failed on one rank ran on none, so nobody waited in it.
     assert "waits in" not in found["test_setup_fails_on_one"][1]
-    # 16 tests fail, one of them after its body has passed.
-    assert summary(done) == "10 failed, 4 passed, 3 skipped, 3 xfailed, 6 errors"
+    # 18 tests fail, one of them after its body has passed.
+    assert summary(done) == "10 failed, 4 passed, 3 skipped, 3 xfailed, 8 errors"
     check_failures_come_again(LIBRARIES[-1], launch, tmp_path)
 
 
 def check_failures_come_again(library, launch, tmp_path):
     done = launch(library, 2, {}, "--with-mpi", "--lf", "-x", "-p", "mpi_replica.testing")
-    assert "run-last-failure: rerun previous 16 failures" in done.stdout, done.stdout + done.stderr
+    assert "run-last-failure: rerun previous 18 failures" in done.stdout, done.stdout + done.stderr
     assert re.search(r"1 (failed|error)", summary(done))
     assert "stopping after 1 failures" in done.stdout
 
@@ -721,6 +749,26 @@ def test_a_rank_that_exits_while_a_module_is_imported_says_why_on_rank_0(library
     assert done.returncode != 0
     assert "rank 1 ended the session: SystemExit: no data here" in done.stdout, told
     assert "collected different tests" not in told
+
+
+FAILS_BEFORE_A_STRATEGY = """
+    import mpi_replica as mr
+
+    if rank == 1:
+        raise OSError("no table here")
+    strategy = mr.MPIStrategy()
+
+    def test_anything():
+        pass
+"""
+
+
+@pytest.mark.parametrize("library", LIBRARIES[:1])
+def test_why_a_rank_has_left_a_module_is_told_where_another_one_waits_for_it_there(library, launch):
+    done = launch(library, 2, {"test_collected.py": FAILS_BEFORE_A_STRATEGY})
+    told = done.stdout + done.stderr
+    assert done.returncode != 0, told
+    assert "no table here" in told
 
 
 BROKEN_CONFTEST = """

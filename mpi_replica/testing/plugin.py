@@ -80,7 +80,8 @@ class RankFence:
         self._collection_errors: dict[str, tuple[str, str]] = {}
         #: Why this rank does not collect a module.
         self._skipped_modules: list[str] = []
-        self._is_in_body = False
+        #: In which part of a test its functions run: fixtures of it, or its body.
+        self._part = ""
         self._failed_subtests: list[str] = []
         #: Why the session ends early on this rank.
         self._reason = ""
@@ -127,10 +128,9 @@ class RankFence:
             return
         names = [item.nodeid for item in session.items]
         errors = dict(self._collection_errors)
-        kind = FAILED if errors else PASSED
-        arrivals = self._meet_or_exit(
-            Arrival("collection", kind, detail=(names, errors, self._skipped_modules))
-        )
+        kind, text = FAILED if errors else PASSED, "\n\n".join(text for text, _ in errors.values())
+        detail = names, errors, self._skipped_modules
+        arrivals = self._meet_or_exit(Arrival("collection", kind, text, detail=detail))
         for rank, arrival in enumerate(arrivals):
             for nodeid, (text, error) in arrival.detail[1].items():
                 if nodeid not in self._collection_errors:
@@ -175,20 +175,31 @@ class RankFence:
                 self._fence.departure.keep(known)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Generator[None, object, object]:
+        return (yield from self._in("setup"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
+        return (yield from self._in("call"))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
+        return (yield from self._in("teardown"))
+
+    def _in(self, part: str) -> Generator[None, object, object]:
         self._failed_subtests.clear()
-        self._is_in_body = True
+        self._part = part
         try:
             return (yield)
         finally:
-            self._is_in_body = False
+            self._part = ""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: an xfail mark has had its say
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if self._is_in_body:  # of a subtest: the ranks need not have the same ones
+        if self._part:  # of a subtest: the ranks need not have the same ones
             if report.failed:
                 self._failed_subtests.append(_text_of(report))
             return report
@@ -213,7 +224,7 @@ class RankFence:
         RankLostError
             Not all ranks come to it: one has failed before, or skips the test.
         """
-        place = f"{item.nodeid} ({'call' if self._is_in_body else 'setup'})"
+        place = f"{item.nodeid} ({self._part or 'setup'})"
         arrivals = self._meet_or_exit(Arrival(place, detail=_FOR_STRATEGY))
         if any(arrival.detail != _FOR_STRATEGY for arrival in arrivals):
             error = RankLostError(f"not all ranks have come to {_FOR_STRATEGY}")
@@ -234,14 +245,14 @@ class RankFence:
         kind, text, summary = kind_of(report, error), "", ""
         if kind == XFAILED:
             text = summary = report.wasxfail
-        elif report.skipped:
-            text, summary = _reason_of(report)
         elif report.failed:
             text = _text_of(report) if self._fence.rank else report.longreprtext
             summary = _summary_of(report)
-        elif self._failed_subtests and call.when == "call":
+        elif self._failed_subtests:  # also where the part skips behind them
             kind, text = FAILED, "\n\n".join(self._failed_subtests)
             summary = f"failed subtests: {len(self._failed_subtests)}"
+        elif report.skipped:
+            text, summary = _reason_of(report)
         return Arrival(place, kind, text, summary, waited_at(error) if kind == STOPPED else "")
 
     def _apply(self, arrivals: Sequence[Arrival], report: pytest.TestReport) -> None:
