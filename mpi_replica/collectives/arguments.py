@@ -11,7 +11,7 @@ import marshal
 import math
 import pickle
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +20,10 @@ from ..core.array_libraries import (
     copy_of,
     dtype_of,
     from_numpy,
-    in_c_order,
     origin_of,
     to_numpy,
-    written,
 )
 from ..core.array_ways import Array
-from ..core.digests import digest_of
 from ..core.indexed_slices import IndexedSlices
 from ..core.units import in_units
 from ..core.values import DistributedValues, read_only
@@ -55,35 +52,6 @@ class Held:
     def refuse_writes(self) -> None:
         """Has it refuse writes, as it does where it comes from."""
         self.value = read_only(self.value)
-
-
-class InOrder(NamedTuple):
-    """A copy of an argument in C order, in which it comes to the other ranks.
-
-    The order of additions, and so the bits of a sum, follow from that in memory.
-    """
-
-    original: Any
-    copy: Any
-    #: Of the copy, as it was made.
-    digest: int
-
-    @classmethod
-    def of(cls, value: Any) -> Self | None:
-        """Returns it for an array that is in another order; None for anything else."""
-        copy = in_c_order(value)
-        return None if copy is value else cls(value, copy, digest_of(copy))
-
-    def write_back(self) -> None:
-        """Writes into the argument what has been written into its copy."""
-        if digest_of(self.copy) == self.digest:
-            return  # nor is what was written elsewhere into the same memory undone
-        if isinstance(self.original, np.ndarray):
-            self.original[...] = self.copy
-        else:
-            # Of elements in the same memory, as those of an expanded tensor, one is written.
-            apart = tuple([slice(0, None if step else 1) for step in self.original.stride()])
-            written(self.original[apart], to_numpy(self.copy[apart]))
 
 
 @dataclasses.dataclass(slots=True, eq=False)

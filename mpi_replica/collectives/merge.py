@@ -30,7 +30,6 @@ from .agreement.steps import Steps
 from .arguments import (
     Elsewhere,
     Held,
-    InOrder,
     Packed,
     bytes_of,
     held_by,
@@ -45,6 +44,7 @@ from .arguments import (
 from .blobs import all_blobs, payload_of
 from .collection import gathered
 from .engine import Engine
+from .stand_ins import StandIns, separate
 
 T = TypeVar("T")
 
@@ -100,22 +100,15 @@ class MergeCall(Call):
         self.thread_state = None if state == (None, None) else state
         #: What torch records, by the ids of the constants that `function` gets: no gradient passes
         #: what it computes, since components from other ranks have no graph here.
-        #: So are arguments in another order than C's, by the ids of copies.
+        #: So is that for which copies stand in, by the ids of these.
         self.originals: dict[int, Any] = {}
         if not is_plain:
             number = engine.layout.num_replicas
             components = [component_of(leaf, replica_id, number) for leaf in self.leaves]
             self.leaves, self.originals = as_constants(components)
             self.shared = [is_shared(leaf) for leaf in self.leaves]
-        #: By the ids of what they are copies of.
-        self.copies: dict[int, InOrder] = {}
-        for leaf in self.leaves:
-            if id(leaf) not in self.copies and (found := InOrder.of(leaf)) is not None:
-                self.copies[id(leaf)] = found
-                self.originals[id(found.copy)] = self.originals.get(id(leaf), leaf)
-        if self.copies:
-            copies = self.copies
-            self.leaves = [copies[i].copy if (i := id(x)) in copies else x for x in self.leaves]
+        self.stand_ins = StandIns(self.leaves, self.originals)
+        self.leaves = self.stand_ins.leaves
         if kwargs or self.structure.num_nodes > len(self.leaves) + 3:  # some argument is a nest
             self.key_order = key_order((tuple(args), dict(kwargs)), self.structure)
         self.packed: Packed = [], b""
@@ -240,19 +233,22 @@ def _common_order(calls: Sequence[MergeCall]) -> str | None:
 def _apart(calls: Sequence[MergeCall]) -> Sequence[list[Any]]:
     """Returns the leaves of replicas, where what several give is one of each's own.
 
-    A ``merge_fn`` may write into it: so do replicas that are on ranks of their own. The last one
-    keeps what it has given, which nobody has changed since.
+    A ``merge_fn`` may write into it: so do replicas that are on ranks of their own. Of one object
+    the last one keeps what it has given, which nobody has changed since.
     """
+    rows = [call.leaves for call in calls]
     if len(calls) == 1:
-        return [calls[0].leaves]
+        return rows
     last = {id(leaf): call for call in calls for leaf in call.leaves}
-    return [
+    rows = [
         [
             leaf if last[id(leaf)] is call else own_copy(leaf, entry)
             for leaf, entry in itertools.zip_longest(call.leaves, call.packed[0])
         ]
         for call in calls
     ]
+    separate([call.stand_ins for call in calls], rows)
+    return rows
 
 
 def check_merge_call(function: Any, args: Any, kwargs: Any) -> None:

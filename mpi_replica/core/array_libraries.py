@@ -156,10 +156,16 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     if any([_is_weak(leaf) for leaf in leaves]):
         leaves = [leaf.astype(leaf.dtype) if _is_weak(leaf) else leaf for leaf in leaves]
     originals: dict[int, Any] = {}
-    for index in recorded_by_torch(leaves):
+    torch = imported_library("torch")
+    recorded = recorded_by_torch(leaves)
+    kind = None if torch is None else torch.nn.Parameter
+    parameters = [index for index, leaf in enumerate(leaves) if type(leaf) is kind]
+    for index in dict.fromkeys([*recorded, *parameters]):
         if not originals:
             leaves = list(leaves)
         constant = leaves[index].detach()
+        if index not in recorded:  # as it comes from other ranks, which make no Parameter of it
+            constant.requires_grad_(leaves[index].requires_grad)
         try:  # what was given from outside of the function is one of its tensors now, too
             TorchWay.require_untransformed(constant)
         except TypeError as error:
@@ -231,19 +237,34 @@ def copy_of(value: Any) -> Any:
     return value.copy() if isinstance(value, (np.ndarray, np.void)) else value
 
 
-def in_c_order(value: Any) -> Any:
-    """Returns an array of numpy or torch with its elements in C order: itself, or a copy."""
+def is_strided(value: Any) -> bool:
+    """Returns whether it is an array of numpy or torch whose elements lie there in some order.
+
+    Those of an array of objects lie elsewhere; and other classes, as masked arrays, hold more.
+    """
     if type(value) is np.ndarray:
-        if value.flags.c_contiguous or value.dtype.hasobject:
-            return value
-        copy = value.copy()
-        copy.flags.writeable = value.flags.writeable
-        return copy
+        return not value.dtype.hasobject
     if way_of(type(value)) is not TorchWay or origin_of(value) is None:
-        return value
-    is_dense = value.layout is sys.modules["torch"].strided and not value.is_quantized
-    is_other = is_dense and not value.is_nested and not value.is_contiguous()
-    return value.detach().contiguous() if is_other else value
+        return False
+    is_dense = value.layout is sys.modules["torch"].strided
+    return is_dense and not value.is_quantized and not value.is_nested
+
+
+def is_in_c_order(array: Any) -> bool:
+    """Returns whether the elements of an array that `is_strided` lie in C order, and no others."""
+    if isinstance(array, np.ndarray):
+        return array.flags.c_contiguous
+    return bool(array.is_contiguous())
+
+
+def copied_in_c_order(array: Any) -> Any:
+    """Returns a copy of an array that `is_strided`, which can be written and recorded as it can."""
+    if isinstance(array, np.ndarray):
+        copy = array.copy()
+        copy.flags.writeable = array.flags.writeable
+        return copy
+    copy = array.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
+    return copy.requires_grad_(array.requires_grad)
 
 
 def mean_of(losses: Any, weights: Any, count: float) -> Any:

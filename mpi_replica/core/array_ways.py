@@ -80,6 +80,18 @@ class TorchWay:
         return tensor.clone()
 
     @staticmethod
+    def bounds(tensor: Any) -> tuple[int, int]:
+        """Returns from where to where a tensor lies; as from 0 to 0 where it has no one place."""
+        try:
+            begin, size = tensor.data_ptr(), tensor.nbytes
+            if not tensor.is_contiguous():
+                lasts = zip(tensor.shape, tensor.stride(), strict=True)
+                size = (sum([(n - 1) * s for n, s in lasts]) + 1) * tensor.element_size()
+        except (NotImplementedError, RuntimeError):  # a sparse tensor, say
+            begin = 0
+        return (begin, begin + size) if begin else (0, 0)
+
+    @staticmethod
     def widened(tensor: Any) -> Any:
         torch = sys.modules["torch"]
         if tensor.dtype in (torch.float16, torch.bfloat16):

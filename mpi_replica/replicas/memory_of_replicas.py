@@ -13,7 +13,7 @@ import numpy as np
 
 from ..collectives.outputs import are_owners, bounds_of
 from ..core.array_libraries import library_of
-from ..core.array_ways import COMMON_TYPES, Array
+from ..core.array_ways import COMMON_TYPES, Array, TorchWay
 from ..core.indexed_slices import IndexedSlices
 from .shared_generators import is_generator
 
@@ -141,20 +141,16 @@ def extents_of(value: Any) -> Sequence[Extent]:
     if isinstance(value, np.void):  # an item of an array, which may be written through it
         value = np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray):
-        return ((*bounds_of(value), value),) if value.size else ()
+        if value.size:
+            return ((*bounds_of(value), value),)
+        return ((id(value), id(value) + 1, value),)  # it can be locked, as any other one
     library = library_of(value)
     if library == "jax" or (library is None and not can_be_copied(value)):
         return ()
     if library == "torch":
-        try:
-            begin, size = value.data_ptr(), value.nbytes
-            if not value.is_contiguous():
-                lasts = zip(value.shape, value.stride(), strict=True)
-                size = (sum([(n - 1) * s for n, s in lasts]) + 1) * value.element_size()
-        except (NotImplementedError, RuntimeError):  # a sparse tensor, say
-            begin = 0
+        begin, end = TorchWay.bounds(value)
         if begin:
-            return ((begin, begin + size, value),)
+            return ((begin, end, value),)
     return ((id(value), id(value) + 1, value),)  # it is known by itself alone
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import boundary
 from ..collectives.merge import MergeCall, MergeScope
+from ..collectives.stand_ins import StandIns, write_back
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
@@ -67,13 +68,13 @@ def call_directly(
 ) -> Any:
     """Calls a ``merge_fn`` for the only replica of a strategy that communicates with nobody."""
     leaves, structure, is_plain = nest.flatten_arguments(args, kwargs)
-    originals: dict[int, Any] = {}
-    if not is_plain:
-        constants, originals = as_constants(leaves)
-        if constants is not leaves:
-            args, kwargs = nest.unflatten(structure, constants)
+    constants, originals = (leaves, {}) if is_plain else as_constants(leaves)
+    stand_ins = StandIns(constants, originals)
+    if stand_ins.leaves is not leaves:
+        args, kwargs = nest.unflatten(structure, stand_ins.leaves)
     with entered(State(strategy, None, "merge_fn")):
         result = merge_fn(strategy, *args, **kwargs)
+    write_back([stand_ins])
     if not originals:
         return result
     return nest.map_structure(lambda leaf: originals.get(id(leaf), leaf), result)
@@ -108,21 +109,22 @@ def unpacked(
     What a ``merge_fn`` gives back as it got it is the replica's own argument, or the copy of it
     that it got where several give one.
     """
-    for call in calls:
-        for in_order in call.copies.values():
-            in_order.write_back()
+    is_written = write_back([call.stand_ins for call in calls])
     if value is None:
         return [None] * len(replica_ids)
+    held: list[list[Any]] = []
+    if len(calls) > 1:
+        held = [[*call.leaves, *call.originals.values()] for call in calls]
+    if is_written:
+        for call in calls:
+            call.stand_ins.forget_overwritten()
     flat = nest.flatten_plain(value)
     given = [
         _of_replica(*flat, i, num_replicas, call)
         for i, call in zip(replica_ids, calls, strict=True)
     ]
     leaves = [leaf for own, _ in given for leaf in own]
-    held: list[list[Any]] = []
-    if len(replica_ids) > 1:
-        held = [[*call.leaves, *call.originals.values()] for call in calls]
-        leaves += itertools.chain.from_iterable(held)
+    leaves += itertools.chain.from_iterable(held)
     if are_apart(leaves):
         owned = _by_identity([own for own, _ in given], held)
     else:

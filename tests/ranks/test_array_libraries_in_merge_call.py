@@ -389,3 +389,99 @@ def test_tensors_of_dtypes_that_numpy_does_not_know_are_refused_on_every_layout(
     assert f"torch.{dtype}" in str(error)
     assert "tensor.to(torch." in str(error)
     check_works(strategy)
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_parameters_and_tensors_are_constants_of_one_class_whichever_replica_they_are_of(
+    strategy, records
+):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def kinds(strategy, *values):
+        parts = [part for value in values for part in strategy.experimental_local_results(value)]
+        return [(type(part).__name__, part.requires_grad) for part in parts]
+
+    def step():
+        arguments = [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)]
+        arguments += [
+            torch.nn.Parameter(torch.ones(LARGE)),
+            torch.nn.Parameter(torch.ones(2), False),
+        ]
+        with torch.set_grad_enabled(records):
+            found = mr.get_replica_context().merge_call(kinds, arguments)
+            same = mr.get_replica_context().merge_call(lambda strategy, *x: x, arguments)
+        return found, [one is mine for one, mine in zip(same, arguments, strict=True)]
+
+    found, same = strategy.run(step)
+    count = strategy.num_replicas_in_sync
+    expected = [("Tensor", needs and not records) for needs in (True, True, True, False)]
+    for kinds_found in strategy.experimental_local_results(found):
+        assert kinds_found == [kind for kind in expected for _ in range(count)]
+    for are_same in strategy.experimental_local_results(same):
+        assert are_same == [True] * 4
+
+
+@pytest.mark.parametrize("kind", ["plain", "recorded", "bfloat16", "with numpy"])
+def test_tensors_that_share_memory_are_each_their_own_in_merge_fn(strategy, kind):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def write_first(strategy, first, second, third, fourth):
+        for i, one in enumerate(strategy.experimental_local_results(first)):
+            one[0] += i + 1
+        others = [*strategy.experimental_local_results(second)]
+        others += strategy.experimental_local_results(third)
+        total = float(sum([one.sum() for one in others]))
+        return total, first, second, third, fourth
+
+    def step():
+        x = torch.ones(3, 4, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float64)
+        x.requires_grad_(kind == "recorded")
+        first = x.detach().numpy() if kind == "with numpy" else x
+        given = first, x, x.T[1:], x[:2]
+        total, *found = mr.get_replica_context().merge_call(write_first, given)
+        x = x.detach()
+        are_given = [one is mine for one, mine in zip(found, given, strict=True)]
+        return total, are_given, x[0].double().numpy(), x[1:].double().numpy()
+
+    expected = (12.0 + 9) * strategy.num_replicas_in_sync
+    found = strategy.experimental_local_results(strategy.run(step))
+    for i, (total, are_given, row, rest) in zip(strategy.local_replica_ids, found, strict=True):
+        assert total == expected
+        assert are_given == [True] * 4
+        np.testing.assert_array_equal(row, np.full(4, i + 2.0))
+        np.testing.assert_array_equal(rest, np.ones((2, 4)))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_tensors_in_one_memory_that_replicas_of_a_rank_give_are_each_their_own(strategy, recorded):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    table = torch.ones(8, 2)
+
+    def add_id(strategy, x):
+        for i, one in enumerate(strategy.experimental_local_results(x)):
+            one += i
+        return x, [float(one.sum()) for one in strategy.experimental_local_results(x)]
+
+    def step():
+        mine = table[1:].requires_grad_() if recorded else table[1:]
+        found, sums = mr.get_replica_context().merge_call(add_id, (mine,))
+        return found.detach().numpy().copy(), sums
+
+    count = strategy.num_replicas_in_sync
+    found = strategy.experimental_local_results(strategy.run(step))
+    for i, (values, sums) in zip(strategy.local_replica_ids, found, strict=True):
+        assert sums == [14.0 * (1 + j) for j in range(count)]
+        np.testing.assert_array_equal(values, np.full((7, 2), 1.0 + i))
+
+
+def test_a_tensor_that_replicas_of_a_rank_give_and_get_back_unchanged_keeps_its_graph(strategy):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    weight = torch.ones(3, requires_grad=True)
+
+    def step():
+        mine = weight * 1
+        found = mr.get_replica_context().merge_call(lambda strategy, *x: x, (mine, weight))
+        return torch.autograd.grad((found[0] + found[1]).sum(), weight)[0].numpy()
+
+    for gradient in strategy.experimental_local_results(strategy.run(step)):
+        np.testing.assert_array_equal(gradient, np.full(3, 2.0))

@@ -1,0 +1,221 @@
+"""What the arguments of merge_call share, in memory: on ranks of their own they share nothing."""
+
+import numpy as np
+import pytest
+
+import mpi_replica as mr
+from everywhere import check_works
+
+SIZES = [4, 1 << 14]  # large ones are gathered when they are looked at
+
+
+@pytest.fixture(params=["replicas", "default"])
+def any_strategy(request, strategy):
+    """A strategy, and the one of a program that has made none."""
+    return strategy if request.param == "replicas" else mr.get_strategy()
+
+
+def merged(strategy, merge_fn, make_args):
+    def step():
+        context = mr.get_replica_context()
+        return context.merge_call(merge_fn, args=make_args(context.replica_id_in_sync_group))
+
+    return strategy.experimental_local_results(strategy.run(step))
+
+
+def local_ids(strategy):
+    return list(getattr(strategy, "local_replica_ids", range(1)))
+
+
+def whole_and(part):
+    def make(size, order):
+        array = np.ones((size, 3), order=order)
+        return array, part(array)
+
+    return make
+
+
+PARTS = {
+    "itself": whole_and(lambda array: array),
+    "a view": whole_and(lambda array: array[1:]),
+    "its transpose": whole_and(lambda array: array.T),
+    "rows to read": whole_and(lambda array: np.broadcast_to(array[0], array.shape)),
+    "bytes": whole_and(lambda array: array.view(np.uint8)[:, :1]),
+}
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("part", PARTS)
+def test_what_a_merge_fn_writes_into_an_argument_is_not_in_another_one(
+    any_strategy, part, size, order
+):
+    def bytes_of_second(strategy, first, second):
+        for array in strategy.experimental_local_results(first):
+            array += 1
+        seconds = strategy.experimental_local_results(second)
+        for array, other in zip(strategy.experimental_local_results(first), seconds, strict=True):
+            assert not np.shares_memory(array, other)
+        return [array.tobytes() for array in seconds]
+
+    if part == "bytes" and order == "F":
+        order = "C"  # numpy has no such view of columns
+    count = any_strategy.num_replicas_in_sync
+    expected = [PARTS[part](size, order)[1].tobytes()] * count
+    found = merged(any_strategy, bytes_of_second, lambda i: PARTS[part](size, order))
+    assert list(found) == [expected] * len(local_ids(any_strategy))
+    check_works(any_strategy)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_a_merge_fn_writes_into_either_argument_is_the_replicas_afterwards(any_strategy, part):
+    """And what it returns is what the replica has given."""
+
+    def write_first_row(strategy, first, second):
+        for i, array in enumerate(strategy.experimental_local_results(first)):
+            array[0] = i + 2
+        return first, second
+
+    def step():
+        context = mr.get_replica_context()
+        first, second = PARTS[part](5, "C")
+        found = context.merge_call(write_first_row, args=(first, second))
+        return first, [found[0] is first, found[1] is second]
+
+    firsts, are_given = map(any_strategy.experimental_local_results, any_strategy.run(step))
+    expected = np.ones((5, 3))
+    for i, first, is_given in zip(local_ids(any_strategy), firsts, are_given, strict=True):
+        expected[0] = i + 2
+        np.testing.assert_array_equal(first, expected)
+        assert is_given == [True, True]
+
+
+def test_writes_into_two_windows_of_one_array_are_both_the_replicas(any_strategy):
+    def write(strategy, low, high):
+        for part in strategy.experimental_local_results(low):
+            part[:4] += 1
+        for part in strategy.experimental_local_results(high):
+            part[2:] += 2
+
+    def step():
+        table = np.zeros(8)
+        mr.get_replica_context().merge_call(write, args=(table[:6], table[2:]))
+        return table
+
+    for table in any_strategy.experimental_local_results(any_strategy.run(step)):
+        np.testing.assert_array_equal(table, [1, 1, 1, 1, 2, 2, 2, 2])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_windows_of_one_array_that_replicas_of_a_rank_give_are_each_their_own(
+    strategy, size, order
+):
+    count = strategy.num_replicas_in_sync
+    table = np.ones((size + count, 3), order=order)
+
+    def add_id(strategy, window):
+        for i, one in enumerate(strategy.experimental_local_results(window)):
+            one[1:] += i
+        return window, [one.sum() for one in strategy.experimental_local_results(window)]
+
+    ids = strategy.local_replica_ids
+    windows = {i: table[i : i + size] for i in ids}
+    found = merged(strategy, add_id, lambda i: (windows[i],))
+    expected = [3 * size + 3.0 * i * (size - 1) for i in range(count)]
+    for i, (window, sums) in zip(ids, found, strict=True):
+        assert sums == expected
+        np.testing.assert_array_equal(window, [[1.0] * 3] + [[1.0 + i] * 3] * (size - 1))
+    rows = np.ones(size + count)
+    for i in ids:  # of what several have written, the last
+        if i:
+            rows[i + 1 : i + size] = 1 + i
+    np.testing.assert_array_equal(table, np.repeat(rows, 3).reshape(-1, 3))
+    check_works(strategy)
+
+
+def test_an_array_that_replicas_of_a_rank_give_in_two_forms_is_each_their_own(strategy):
+    table = np.ones((3, 4))
+
+    def add_id(strategy, rows, columns):
+        for i, one in enumerate(strategy.experimental_local_results(rows)):
+            one += i
+        return rows, columns
+
+    found = merged(strategy, add_id, lambda i: (table, table.T))
+    for i, (rows, columns) in zip(strategy.local_replica_ids, found, strict=True):
+        np.testing.assert_array_equal(rows, np.full((3, 4), 1.0 + i))
+        np.testing.assert_array_equal(columns, np.ones((4, 3)))
+
+
+def test_parts_of_one_array_that_lie_apart_are_not_copied(any_strategy):
+    """As the layers of a model are, in one buffer; nor is what nobody can write into."""
+    ids = local_ids(any_strategy)
+    table = np.arange(6.0)
+    table.flags.writeable = False
+    buffers = {i: np.zeros(10) for i in ids}
+
+    def write(strategy, low, high, *read):
+        for layer in (low, high):
+            own = strategy.experimental_local_results(layer)
+            for i in ids:
+                assert np.shares_memory(own[i], buffers[i])
+                own[i][...] = i
+        for one in read:
+            own = strategy.experimental_local_results(one)
+            assert all([np.shares_memory(own[i], table) for i in ids])
+
+    merged(any_strategy, write, lambda i: (buffers[i][:3], buffers[i][3:], table, table[1:], table))
+    for i, buffer in buffers.items():
+        np.testing.assert_array_equal(buffer, np.full(10, float(i)))
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_columns_of_one_array_are_written_each_by_itself(any_strategy, count):
+    def write(strategy, *columns):
+        for number, column in enumerate(columns):
+            for i, one in enumerate(strategy.experimental_local_results(column)):
+                one += 100 * i + number
+
+    def step():
+        table = np.zeros((4, count))
+        mr.get_replica_context().merge_call(write, args=tuple(table.T))
+        return table
+
+    tables = any_strategy.experimental_local_results(any_strategy.run(step))
+    for i, table in zip(local_ids(any_strategy), tables, strict=True):
+        np.testing.assert_array_equal(table, [[100.0 * i + n for n in range(count)]] * 4)
+
+
+def test_records_with_padding_come_back_as_what_was_given(any_strategy):
+    dtype = np.dtype([("kind", "u1"), ("value", "f8")], align=True)
+
+    def write(strategy, first, second):
+        for i, one in enumerate(strategy.experimental_local_results(second)):
+            one["value"][1:] = i
+        return first, second
+
+    def step():
+        records = np.zeros(6, dtype)
+        tail = records[2:]
+        found = mr.get_replica_context().merge_call(write, args=(records[:2], tail))
+        again = mr.get_replica_context().merge_call(write, args=(records[::2], tail))
+        return records["value"].copy(), [found[1] is tail, again[1] is tail]
+
+    values, are_given = map(any_strategy.experimental_local_results, any_strategy.run(step))
+    for i, value, is_given in zip(local_ids(any_strategy), values, are_given, strict=True):
+        assert is_given == [True, True]
+        np.testing.assert_array_equal(value, [0, 0, 0, i, i, i])
+
+
+def test_an_empty_result_is_each_replicas_own(strategy):
+    """So that what one of them returns, which is locked, refuses no write of another one."""
+
+    def step():
+        lowest = mr.get_replica_context().merge_call(
+            lambda strategy, rows: strategy.reduce("MIN", rows, axis=None), args=(np.zeros(0),)
+        )
+        lowest += 1
+        return lowest
+
+    assert strategy.gather(strategy.run(step), axis=0).shape == (0,)
