@@ -43,6 +43,8 @@ class State(NamedTuple):
     component: int | None = None
     #: what takes back what such an update has written, by arrays of a variable and component
     ways_back: dict[tuple[Any, int], Callable[[], None]] | None = None
+    #: whether such an update is a ``merge_fn``'s
+    is_merged: bool = False
 
 
 _state: contextvars.ContextVar[State | None] = contextvars.ContextVar("mpi_replica", default=None)
@@ -116,9 +118,9 @@ def current_state() -> State | None:
 
 
 def is_in_merge_fn() -> bool:
-    """Returns whether the code that runs now is a ``merge_fn``."""
+    """Returns whether the code that runs now is a ``merge_fn``, or what that gives to an update."""
     state = current_state()
-    return state is not None and state.kind == "merge_fn"
+    return state is not None and (state.kind == "merge_fn" or state.is_merged)
 
 
 def swap_state(state: State | None) -> contextvars.Token[State | None]:

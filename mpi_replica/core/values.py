@@ -504,6 +504,16 @@ def per_replica(values: Sequence[Any], layout: Layout, *, are_rows: bool = False
     return made
 
 
+def is_made_on_ranks(value: Any) -> bool:
+    """Returns whether each rank has made its replicas' components: it may have no others.
+
+    So of what `run` and datasets give, and of a variable that is synchronized on read.
+    """
+    if isinstance(value, PerReplica):
+        return value._era is not _FOR_EVER
+    return isinstance(value, DistributedValues) and value.components(()) is not None
+
+
 def are_known_apart(value: PerReplica) -> bool:
     """Returns whether no two components share memory, without a look at that."""
     return value._are_rows and len({*map(id, value.values)}) == len(value.values)

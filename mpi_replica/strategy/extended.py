@@ -423,7 +423,7 @@ class StrategyExtended:
             self._strategy.engine.share("update", error, since)
         if var.is_mirrored:
             args, named = nest.unflatten(structure, plain)
-            with entered(State(self._strategy, None, "update")):
+            with entered(State(self._strategy, None, "update", is_merged=is_in_merge_fn())):
                 result = fn(var, *args, **named)
             return result if group else (result,)
         plain = [read_only(leaf) for leaf in plain]
@@ -434,7 +434,7 @@ class StrategyExtended:
         try:
             for i in self._strategy.engine.layout.local_replica_ids:
                 args, named = nest.unflatten(structure, plain)
-                state = State(self._strategy, None, "update", i, ways_back)
+                state = State(self._strategy, None, "update", i, ways_back, is_in_merge_fn())
                 with called_for(self._strategy.engine, i, what, "the update"), entered(state):
                     results.append(fn(var, *args, **named))
                 if shared is not None:

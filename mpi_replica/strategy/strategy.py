@@ -9,6 +9,7 @@ import numpy as np
 
 from ..collectives import cross_replica
 from ..collectives.agreement.site import call_site
+from ..collectives.components import with_all_components
 from ..collectives.engine import Engine
 from ..core.argument_checks import check_call
 from ..core.context import (
@@ -347,8 +348,10 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of `value` that are here, as a tuple.
 
-        No communication for values of `run` and of datasets; of large arguments in a ``merge_fn``,
-        it looks at them (see `ReplicaContext.merge_call`).
+        No communication outside of a ``merge_fn``. There it looks at large arguments (see
+        `ReplicaContext.merge_call`); and it is collective for what was made outside, as results of
+        `run`, batches and variables that are synchronized on read: of these a rank has the
+        components of its own replicas, and gets the others as `gather_objects` gives them.
 
         Parameters
         ----------
@@ -358,17 +361,19 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         Returns
         -------
         tuple
-            One entry for each replica whose components are here: those of this rank, or all of
-            them in a ``merge_fn``. For a nest: one nest each. Of a variable that is synchronized on
-            read only this rank's are here, also in a ``merge_fn``: `gather` or `reduce` it, or pass
-            ``v.value()`` there. Counterpart of
+            One entry for each replica of this rank; in a ``merge_fn`` one for every replica. For a
+            nest: one nest each. Counterpart of
             ``tf.distribute.Strategy.experimental_local_results``.
 
         Raises
         ------
         ContextError
             A large argument of a ``merge_fn``, on several ranks, that was not looked at before it
-            returned.
+            returned. In a ``merge_fn``, what was made outside of it, in a function that is called
+            for each replica.
+        TypeError
+            In a ``merge_fn``, a component of what was made outside of it can't be pickled; on every
+            rank.
         ValueError
             A variable of a strategy that has its replicas elsewhere.
         RankLostError
@@ -382,8 +387,10 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         (7, 7)
         """
         layout = self.engine.layout
-        every = range(layout.num_replicas) if is_in_merge_fn() else None
-        return local_results(value, layout, every)
+        if not is_in_merge_fn():
+            return local_results(value, layout)
+        value = with_all_components(self.engine, value)
+        return local_results(value, layout, range(layout.num_replicas))
 
     def name_of_variable(self, value: Any) -> str | None:
         """Return a name for a variable, the same on all ranks; None for anything else."""

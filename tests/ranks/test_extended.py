@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
-from everywhere import check_works, gathered, needs_two_ranks, raises_everywhere
+from everywhere import check_works, gathered, needs_two_ranks, needs_two_replicas, raises_everywhere
 
 
 def replica_id():
@@ -659,16 +659,52 @@ def test_components_of_a_strategy_with_other_replicas_are_an_error_everywhere(st
     other.close()
 
 
-def test_local_results_in_a_merge_fn_are_those_of_which_all_is_here(strategy):
-    v = variable(strategy, 1.0, aggregation=SUM, **ON_READ)
-    strategy.run(lambda: v.assign(10.0 * replica_id()))
-    seen = []
+def test_local_results_in_a_merge_fn_are_of_all_replicas_also_in_what_it_calls(strategy):
+    """A sum over them would depend on the layout."""
+    R = strategy.num_replicas_in_sync
+    hits = variable(strategy, 1.0, aggregation=SUM, name="hits", **ON_READ)
+    strategy.run(lambda: hits.assign(10.0 * replica_id()))
+    total = variable(strategy, 1.0, aggregation=mr.VariableAggregation.MEAN)
+    outside = strategy.experimental_distribute_values_from_function(
+        lambda context: 1.0 + context.replica_id_in_sync_group
+    )
+    local_results = strategy.experimental_local_results
 
     def merge(strategy, x):
-        seen.append(strategy.experimental_local_results((x, v)))
+        seen = [local_results((x, {"hits": hits}, 7))]
+        strategy.extended.update(total, lambda v: v.assign(sum(local_results(outside))))
+        seen.append(total.numpy())
+        with strategy.scope():
+            seen.append(local_results(outside))
+        seen.append(local_results(strategy.run(lambda: replica_id())))
+        if R > 1:
+            chosen = mr.PerReplica([5], replica_ids=[1], num_replicas=R)
+            seen.append(local_results((outside, chosen)))
+        return seen
 
-    strategy.run(lambda: mr.get_replica_context().merge_call(merge, args=(replica_id(),)))
-    assert seen == [tuple((i, 10.0 * i) for i in strategy.local_replica_ids)]
+    found = strategy.run(lambda: mr.get_replica_context().merge_call(merge, args=(replica_id(),)))
+    every = tuple(range(R))
+    expected = [tuple((i, {"hits": 10.0 * i}, 7) for i in every)]
+    expected += [R * (R + 1) / 2, tuple(i + 1.0 for i in every), every]
+    if R > 1:
+        expected.append(((2.0, 5),))
+    for one in local_results(found):
+        assert list(one) == expected
+    assert local_results(outside) == tuple([1.0 + i for i in strategy.local_replica_ids])
+
+
+def test_components_of_all_replicas_are_not_asked_for_in_a_function_for_each(strategy):
+    needs_two_replicas(strategy)
+    hits = variable(strategy, 1.0, aggregation=SUM, name="hits", **ON_READ)
+
+    def merge(strategy):
+        strategy.extended.update(
+            hits, lambda v: v.assign(sum(strategy.experimental_local_results(hits)))
+        )
+
+    text = "experimental_local_results.*the function that updates hits"
+    step = functools.partial(strategy.run, lambda: mr.get_replica_context().merge_call(merge))
+    assert_fails(strategy, mr.errors.ContextError, text, step)
 
 
 # The other names of tf

@@ -267,6 +267,88 @@ def test_local_results_inside_merge_fn_are_those_of_all_replicas(strategy, size)
     assert seen == [list(range(count))] * len(strategy.local_replica_ids)
 
 
+@pytest.mark.parametrize("kind", ["alone", "beside an argument", "beside a plain value"])
+@pytest.mark.parametrize("size", [3, LARGE])
+def test_of_what_was_made_outside_local_results_are_of_all_replicas_too(strategy, size, kind):
+    """A sum over them would depend on the layout."""
+    count = strategy.num_replicas_in_sync
+    outside = strategy.experimental_distribute_values_from_function(
+        lambda context: np.full(size, context.replica_id_in_sync_group)
+    )
+
+    def merge_fn(strategy, x):
+        beside = {"alone": (), "beside an argument": (x,), "beside a plain value": (7,)}[kind]
+        found = strategy.experimental_local_results((outside, *beside))
+        for i, (mine, *others) in enumerate(found):
+            np.testing.assert_array_equal(mine, np.full(size, i), strict=True)
+            assert (
+                others
+                == {"alone": [], "beside an argument": [i], "beside a plain value": [7]}[kind]
+            )
+        return len(found)
+
+    assert merged(strategy, merge_fn, lambda i: (i,)) == [count] * len(strategy.local_replica_ids)
+    assert len(strategy.experimental_local_results(outside)) == len(strategy.local_replica_ids)
+
+
+def test_what_was_made_outside_and_can_not_travel_is_told_on_every_layout(strategy):
+    needs_two_replicas(strategy)
+    outside = strategy.experimental_distribute_values_from_function(
+        lambda context: (lambda: None) if context.replica_id_in_sync_group == 0 else 1
+    )
+
+    def look():
+        merged(
+            strategy, lambda strategy: strategy.experimental_local_results([7, outside]) and None
+        )
+
+    text = str(raises_everywhere(TypeError, look))
+    assert "experimental_local_results can't pickle the function of value[1] of replica 0" in text
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("make", [lambda i: {i}, lambda i: np.full(3, i), lambda i: np.zeros(())])
+def test_of_what_was_made_outside_a_rank_keeps_its_own(strategy, make):
+    outside = strategy.experimental_distribute_values_from_function(
+        lambda context: make(context.replica_id_in_sync_group)
+    )
+    before = strategy.experimental_local_results(outside)
+
+    def look(strategy):
+        found = strategy.experimental_local_results((outside, outside))
+        for i, mine in zip(strategy.local_replica_ids, before, strict=True):
+            assert found[i][0] is mine
+            assert found[i][1] is mine
+
+    merged(strategy, look)
+
+
+def test_ranks_that_look_at_other_parts_of_what_was_made_outside_are_told(strategy):
+    needs_two_ranks(strategy)
+    outside = strategy.experimental_distribute_values_from_function(lambda context: 1)
+
+    def look(strategy):
+        nest = [outside, 1] if strategy.rank else [1, outside]
+        strategy.experimental_local_results(nest)
+
+    error = raises_everywhere(mr.errors.CollectiveMismatchError, lambda: merged(strategy, look))
+    assert "value[0]" in str(error)
+    assert "value[1]" in str(error)
+    check_works(strategy)
+
+
+def test_local_results_of_what_was_made_outside_on_one_rank_alone_are_an_error(strategy):
+    needs_two_ranks(strategy)
+    outside = strategy.experimental_distribute_values_from_function(lambda context: 1)
+
+    def look(strategy):
+        if strategy.rank:
+            strategy.experimental_local_results(outside)
+
+    raises_everywhere(mr.errors.CollectiveMismatchError, lambda: merged(strategy, look))
+    check_works(strategy)
+
+
 @pytest.mark.parametrize("size", [3, LARGE])
 def test_update_inside_merge_fn(strategy, size):
     with strategy.scope():
