@@ -24,7 +24,14 @@ from ..core.context import (
 )
 from ..core.exceptions import ContextError
 from ..core.options import CommunicationOptions, ReduceOp
-from ..core.values import DistributedValues, Mirrored, PerReplica, per_replica, read_only
+from ..core.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    is_made_on_ranks,
+    per_replica,
+    read_only,
+)
 from ..replicas.run_arguments import shared_tensors
 from ..replicas.variables import Variable
 
@@ -311,7 +318,8 @@ class StrategyExtended:
         Exception
             What pickle raises where it can't be loaded on some rank; on every rank.
         ValueError
-            Rank 0's value is a `PerReplica`, and this is no ``merge_fn``; on every rank.
+            Rank 0's value is a `PerReplica`, and no argument of a ``merge_fn`` that calls it; on
+            every rank.
         CollectiveMismatchError
             Ranks are at different calls; on every rank.
         ContextError
@@ -332,7 +340,9 @@ class StrategyExtended:
         require_cross_replica(self._strategy, "broadcast_to")
         engine, kind = self._strategy.engine, "broadcast_to"
         if is_in_merge_fn():  # whose large arguments come now: on all ranks, or on none
-            for leaf in nest.flatten(value)[0]:
+            leaves = nest.flatten(value)[0]
+            _refuse_per_replica([leaf for leaf in leaves if is_made_on_ranks(leaf)])
+            for leaf in leaves:
                 if isinstance(leaf, PerReplica):
                     _ = leaf.values
         elif engine.layout.rank == engine.layout.rank_of(0):

@@ -693,6 +693,19 @@ def test_local_results_in_a_merge_fn_are_of_all_replicas_also_in_what_it_calls(s
     assert local_results(outside) == tuple([1.0 + i for i in strategy.local_replica_ids])
 
 
+def test_broadcast_to_in_a_merge_fn_refuses_what_was_made_outside_of_it(strategy):
+    needs_two_replicas(strategy)
+    outside = strategy.experimental_distribute_values_from_function(
+        lambda context: context.replica_id_in_sync_group
+    )
+
+    def merge(strategy):
+        strategy.extended.broadcast_to({"x": outside})
+
+    step = functools.partial(strategy.run, lambda: mr.get_replica_context().merge_call(merge))
+    assert_fails(strategy, ValueError, "broadcast_to got a PerReplica", step)
+
+
 def test_components_of_all_replicas_are_not_asked_for_in_a_function_for_each(strategy):
     needs_two_replicas(strategy)
     hits = variable(strategy, 1.0, aggregation=SUM, name="hits", **ON_READ)
