@@ -302,7 +302,7 @@ def gather_objects(value_of):
         def one(layout):
             ids, count = layout.local_replica_ids, layout.num_replicas
             components = mr.PerReplica([value_of(i) for i in ids], ids, count)
-            return ObjectGather(SITE, OPTIONS, "gather_objects", {"": [components]}, layout)
+            return ObjectGather(SITE, OPTIONS, [components], layout)
 
         for answers in world.perform(one):
             assert answers == [tuple([value_of(i)] for i in replicas_of(world))]

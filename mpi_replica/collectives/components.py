@@ -6,25 +6,79 @@ many these are.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core import nest
+from ..core.array_libraries import (
+    Origin,
+    copied_in_c_order,
+    dtype_of,
+    from_numpy,
+    is_in_c_order,
+    is_strided,
+    origin_of,
+    to_numpy,
+)
+from ..core.array_ways import Array
 from ..core.context import require_once
+from ..core.layout import Layout
 from ..core.object_state import LEAF_TYPES
+from ..core.options import CommunicationOptions
 from ..core.values import PerReplica, is_made_on_ranks
+from .agreement.site import CallSite
+from .blobs import pickled
 from .engine import Engine
 from .objects import ObjectGather
 
-_KIND = "experimental_local_results"
+
+class ComponentGather(ObjectGather):
+    """One call of ``experimental_local_results`` in a ``merge_fn``.
+
+    Parameters
+    ----------
+    columns : sequence of sequences
+        The components of this rank's replicas, of each of some values.
+    paths : sequence of str
+        Where these values are.
+    """
+
+    kind = "experimental_local_results"
+
+    def __init__(
+        self,
+        site: CallSite,
+        options: CommunicationOptions,
+        columns: Sequence[Sequence[Any]],
+        paths: Sequence[str],
+        layout: Layout,
+    ) -> None:
+        self.detail = ", ".join([f"value{path}" for path in paths])
+        ids = layout.local_replica_ids
+        rows = [[_travelling(one) for one in row] for row in zip(*columns, strict=True)]
+        try:
+            super().__init__(site, options, PerReplica(rows, ids, layout.num_replicas), layout)
+        except TypeError:
+            for path, column in zip(paths, columns, strict=True):
+                for i, one in zip(ids, column, strict=True):
+                    pickled(self.kind, one, f"value{path} of {layout.describe([i])}")
+            raise
+
+
+class _OfLibrary(NamedTuple):
+    """An array of another library than numpy, on its way: its elements, and nothing beside."""
+
+    array: Array
+    origin: Origin
 
 
 def with_all_components(engine: Engine, value: Any) -> Any:
     """Returns the nest `value`, in which each distributed value has all components.
 
-    Collective where some has not. Those of this rank are the objects that it has; others come as
-    pickle makes them.
+    Collective where some may not have: those of this rank are the objects that it has, but for
+    arrays in another order than C's, and others come as pickle makes them.
 
     Raises
     ------
@@ -36,29 +90,51 @@ def with_all_components(engine: Engine, value: Any) -> Any:
     places = [i for i, leaf in enumerate(leaves) if is_made_on_ranks(leaf)]
     if not places or layout.num_replicas == 1:
         return value
-    require_once(engine.per_replica_call, _KIND)
-    paths = nest.leaf_paths(structure)
-    own_ids = layout.local_replica_ids
-    values = {}
+    require_once(engine.per_replica_call, ComponentGather.kind)
+    ids = layout.local_replica_ids
+    columns = []
     for place in places:
         leaves[place].require(layout.num_replicas)
-        components = leaves[place].components(own_ids)
-        leaves[place] = PerReplica(components, own_ids, layout.num_replicas)
-        if layout.size > 1 or not all(map(_is_plain, components)):  # what is plain never fails
-            values[f"value{paths[place]}"] = leaves[place]
-    if values:
+        columns.append(leaves[place].components(ids))
+    if layout.size > 1 or not all([_is_array(one) for column in columns for one in column]):
+        paths = nest.leaf_paths(structure)
         gathered = engine.cross_replica(
-            engine.make(_KIND, None, ObjectGather, _KIND, values, layout)
+            engine.make(
+                ComponentGather.kind,
+                None,
+                ComponentGather,
+                columns,
+                [paths[place] for place in places],
+                layout,
+            )
         )
-    if layout.size > 1:
-        for number, place in enumerate(places):
-            components = list(gathered[number :: len(places)])
-            for i, mine in zip(own_ids, leaves[place].values, strict=True):
-                components[i] = mine
-            leaves[place] = PerReplica(components)
+    else:  # nothing would fail on several ranks
+        gathered = [[None] * len(places)] * len(ids)
+    for number, (place, column) in enumerate(zip(places, columns, strict=True)):
+        components = [row[number] for row in gathered]
+        for i, one in enumerate(components):
+            if isinstance(one, _OfLibrary):
+                components[i] = from_numpy(one.array, one.origin, column[0])
+        for i, one in zip(ids, column, strict=True):
+            is_moved = is_strided(one) and not is_in_c_order(one)
+            components[i] = copied_in_c_order(one) if is_moved else one
+        leaves[place] = PerReplica(components)
     return nest.unflatten(structure, leaves)
 
 
-def _is_plain(component: Any) -> bool:
-    is_of_objects = isinstance(component, np.ndarray) and component.dtype.hasobject
-    return type(component) in LEAF_TYPES and not is_of_objects
+def _is_array(component: Any) -> bool:
+    """Returns whether it is an array, a number or a text, which can travel."""
+    if type(component) in LEAF_TYPES:
+        return not (isinstance(component, np.ndarray) and component.dtype.hasobject)
+    try:
+        return origin_of(component) is not None and dtype_of(component) is not None
+    except TypeError:  # numpy has no such dtype, or it has no values
+        return False
+
+
+def _travelling(component: Any) -> Any:
+    """Returns what of a component is pickled: of a view of torch, say, not all that it is of."""
+    if type(component) in LEAF_TYPES or not _is_array(component):
+        return component
+    origin = origin_of(component)
+    return component if origin is None else _OfLibrary(to_numpy(component), origin)

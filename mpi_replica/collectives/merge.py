@@ -44,7 +44,7 @@ from .arguments import (
 from .blobs import all_blobs, payload_of
 from .collection import gathered
 from .engine import Engine
-from .stand_ins import StandIns, separate
+from .stand_ins import StandIns, separate, write_back
 
 T = TypeVar("T")
 
@@ -52,10 +52,18 @@ T = TypeVar("T")
 class MergeScope:
     """The time in which a ``merge_fn`` runs, and in which its arguments may be looked at."""
 
-    def __init__(self, engine: Engine, options: CommunicationOptions) -> None:
+    def __init__(
+        self, engine: Engine, options: CommunicationOptions, stand_ins: Sequence[StandIns]
+    ) -> None:
         self.engine = engine
         self.options = options
         self.is_open = True
+        self._stand_ins = stand_ins
+
+    def close(self) -> None:
+        """Ends it: what was written into copies of arguments is written into these."""
+        self.is_open = False
+        write_back(self._stand_ins)
 
 
 class MergeCall(Call):
@@ -126,6 +134,8 @@ class MergeCall(Call):
         return tuple(LeafDescription(name or "value") for name in self.shared)
 
     def prepare(self, group: Group, calls: Sequence[MergeCall]) -> tuple[bytes, bytes]:
+        for call in calls:
+            call.stand_ins.take_writes_as_given()
         if group.layout.size == 1:
             return b"", b""
         blob = self._written(calls)
@@ -157,7 +167,7 @@ class MergeCall(Call):
                 for replica, index in unwritable:
                     given[replica][index].refuse_writes()
                 rows += given
-        scope = MergeScope(self._engine, self.options)
+        scope = MergeScope(self._engine, self.options, [call.stand_ins for call in calls])
         merged = [
             self._merge(index, [row[index] for row in rows], scope)
             for index in range(len(self.leaves))
@@ -236,19 +246,18 @@ def _apart(calls: Sequence[MergeCall]) -> Sequence[list[Any]]:
     A ``merge_fn`` may write into it: so do replicas that are on ranks of their own. Of one object
     the last one keeps what it has given, which nobody has changed since.
     """
-    rows = [call.leaves for call in calls]
+    rows = [list(call.leaves) for call in calls]
+    separate([call.stand_ins for call in calls], rows)
     if len(calls) == 1:
         return rows
     last = {id(leaf): call for call in calls for leaf in call.leaves}
-    rows = [
+    return [
         [
-            leaf if last[id(leaf)] is call else own_copy(leaf, entry)
-            for leaf, entry in itertools.zip_longest(call.leaves, call.packed[0])
+            leaf if last.get(id(leaf), call) is call else own_copy(leaf, entry)
+            for leaf, entry in itertools.zip_longest(row, call.packed[0])
         ]
-        for call in calls
+        for call, row in zip(calls, rows, strict=True)
     ]
-    separate([call.stand_ins for call in calls], rows)
-    return rows
 
 
 def check_merge_call(function: Any, args: Any, kwargs: Any) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import itertools
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..core import nest
@@ -21,31 +20,19 @@ from .blobs import all_blobs, payload_of, pickled
 
 
 class ObjectGather(Call):
-    """One call of ``gather_objects``, or of another kind that gathers objects.
+    """One call of ``gather_objects``.
 
     The object of each replica is pickled by itself. Every rank loads all of them, its own ones
     too: what pickle makes of an object is the same everywhere, and in every layout.
-
-    Parameters
-    ----------
-    values : dict of nests
-        By what errors call them. Of each, the objects of a replica follow each other in the result.
     """
 
+    kind = "gather_objects"
+
     def __init__(
-        self,
-        site: CallSite,
-        options: CommunicationOptions,
-        kind: str,
-        values: Mapping[str, Any],
-        layout: Layout,
+        self, site: CallSite, options: CommunicationOptions, value: Any, layout: Layout
     ) -> None:
         super().__init__(site, options)
-        self.kind = kind
-        self.detail = ", ".join(values)
-        columns = [_pickled(kind, name, value, layout) for name, value in values.items()]
-        self._count = len(columns)
-        self._data = b"".join(itertools.chain(*zip(*columns, strict=True)))
+        self._data = b"".join(_pickled(self.kind, value, layout))
         self.identify(self.detail)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
@@ -53,41 +40,42 @@ class ObjectGather(Call):
 
     def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> Steps[tuple[Any, ...]]:
         blobs = yield from all_blobs(group, self._data)
-        objects: tuple[Any, ...] = yield Agree(lambda: (b"", tuple(self._loaded(blobs, group))))
+        objects: tuple[Any, ...] = yield Agree(
+            lambda: (b"", tuple(_loaded(self.kind, blobs, group.layout)))
+        )
         return objects
 
-    def _loaded(self, blobs: Sequence[memoryview], group: Group) -> Iterator[Any]:
-        """Yields the objects of all replicas, out of the bytes of all ranks."""
-        layout = group.layout
-        for rank, data in enumerate(blobs):
-            file = io.BytesIO(data)
-            for replica_id in [i for i in layout.replica_ids(rank) for _ in range(self._count)]:
-                try:
-                    yield pickle.load(file)
-                except MemoryError:
-                    raise
-                except Exception as error:
-                    raise TypeError(
-                        f"{self.kind} can't load the object of {layout.describe([replica_id])} on"
-                        f" rank {layout.rank}. What it is made of must be there on all ranks."
-                        f" pickle raised {in_words(error)}"
-                    ) from error
 
-
-def _pickled(kind: str, name: str, value: Any, layout: Layout) -> list[bytes]:
+def _pickled(kind: str, value: Any, layout: Layout) -> list[bytes]:
     """Returns the object of each replica of this rank, out of the nest `value`, as bytes."""
     ids = layout.local_replica_ids
     leaves, structure = nest.flatten(value)
-    what = f"{name} of " if name else ""
     if not any([isinstance(leaf, DistributedValues) for leaf in leaves]):
-        return [pickled(kind, value, f"{what}{layout.describe(ids)}")] * len(ids)
+        return [pickled(kind, value, layout.describe(ids))] * len(ids)
     return [
         pickled(
             kind,
             nest.unflatten(
                 structure, [component_of(leaf, i, layout.num_replicas) for leaf in leaves]
             ),
-            f"{what}{layout.describe([i])}",
+            layout.describe([i]),
         )
         for i in ids
     ]
+
+
+def _loaded(kind: str, blobs: Sequence[memoryview], layout: Layout) -> Iterator[Any]:
+    """Yields the objects of all replicas, out of the bytes of all ranks."""
+    for rank, data in enumerate(blobs):
+        file = io.BytesIO(data)
+        for replica_id in layout.replica_ids(rank):
+            try:
+                yield pickle.load(file)
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise TypeError(
+                    f"{kind} can't load the object of {layout.describe([replica_id])} on"
+                    f" rank {layout.rank}. What it is made of must be there on all ranks. pickle"
+                    f" raised {in_words(error)}"
+                ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -23,15 +23,14 @@ from ..core.array_libraries import (
     written,
 )
 from ..core.array_ways import Array, TorchWay
-from ..core.digests import digest_of
 from ..core.object_state import LEAF_TYPES
-from .arguments import refuses_writes
+from .arguments import bytes_of, refuses_writes
 from .outputs import bounds_of
 
 T = TypeVar("T")
 
-#: From where to where an array lies, and its place.
-_Span = tuple[int, int, int]
+#: From where to where an array lies, and its place among the arguments.
+_Extent = tuple[int, int, int]
 
 _NO_ARRAYS = LEAF_TYPES - {np.ndarray}
 
@@ -44,40 +43,54 @@ class StandIn(NamedTuple):
 
     original: Any
     copy: Any
-    #: Of the copy, as it was made.
-    digest: int
+    #: What was in the copy when it was made.
+    first: Array
 
     @classmethod
     def of(cls, value: Any) -> Self:
         copy = copied_in_c_order(value)
-        return cls(value, copy, digest_of(copy))
+        return cls(value, copy, bytes_of(copy).copy())
 
-    @property
-    def is_written(self) -> bool:
-        """Whether something was written into the copy."""
-        return digest_of(self.copy) != self.digest
+    def writes(self) -> _Writes | None:
+        """Returns what has been written into the copy; None where nothing was."""
+        last = bytes_of(self.copy)
+        if last.size != self.first.size:  # it was given other memory
+            return None
+        places = last != self.first
+        return _Writes(self, places, last.copy()) if places.any() else None
 
-    @property
-    def is_original(self) -> bool:
-        """Whether the argument holds the same values now."""
-        return digest_of(self.copy) == digest_of(self.original)
 
-    def written_elements(self) -> Array:
-        """Returns which elements of the copy are other than those of the argument."""
-        bits = _bits(to_numpy(self.original)) != _bits(to_numpy(self.copy))
-        found: Array = bits.any(axis=1).reshape(tuple(self.copy.shape))
-        return found
+class _Writes(NamedTuple):
+    """What a ``merge_fn`` has written into a copy: these bytes of it, and no others."""
 
-    def write_back(self, where: Array) -> None:
-        """Writes into the argument these elements of its copy."""
-        if isinstance(self.original, np.ndarray):
-            np.copyto(self.original, self.copy, where=where)
-            return
-        # Of elements in the same memory, as those of an expanded tensor, one is written.
-        apart = tuple([slice(0, None if step else 1) for step in self.original.stride()])
-        values = np.array(to_numpy(self.original[apart]))
-        np.copyto(values, to_numpy(self.copy[apart]), where=where[apart])
-        written(self.original[apart], values)
+    of: StandIn
+    #: For each byte, whether it is another one.
+    places: Array
+    last: Array
+
+    def repeat(self) -> None:
+        """Writes it into the argument."""
+        self._put(self.last)
+
+    def undo(self) -> None:
+        """Has the argument hold there what it had when the copy was made."""
+        self._put(self.of.first)
+
+    def _put(self, data: Array) -> None:
+        original = self.of.original
+        now = np.array(to_numpy(original), order="C")
+        np.copyto(now.reshape(-1).view(np.uint8), data, where=self.places)
+        if isinstance(original, np.ndarray):
+            size = now.itemsize
+            if size in (1, 2, 4, 8):
+                elements = self.places.view(f"u{size}") != 0
+            else:
+                elements = self.places.reshape(-1, size).any(axis=1)
+            np.copyto(original, now, where=elements.reshape(now.shape))
+        else:
+            # Of elements in the same memory, as those of an expanded tensor, one is written.
+            apart = tuple([slice(0, None if step else 1) for step in original.stride()])
+            written(original[apart], now[apart].copy())
 
 
 class StandIns:
@@ -93,126 +106,137 @@ class StandIns:
 
     def __init__(self, leaves: list[Any], originals: dict[int, Any]) -> None:
         self._given = leaves
-        #: As a ``merge_fn`` gets them.
+        #: These, with a copy of each that is in another order.
         self.leaves = leaves
         self.originals = originals
         #: By their places.
         self.copies: dict[int, StandIn] = {}
-        # Of copies of what is in the memory of other replicas' arguments, too.
-        self._places_of_several: set[int] = set()
-        #: Whether some may be in memory of others.
+        #: Those for arrays in memory that other replicas of the rank give, too.
+        self.of_several: list[StandIn] = []
+        #: Whether some may be in memory of others, or of other replicas' arguments.
         self.may_cross = False
         if _NO_ARRAYS.issuperset(map(type, leaves)):
             return
-        places = set()
+        places = []
         for place, leaf in enumerate(leaves):
             if type(leaf) is np.ndarray:
                 flags = leaf.flags
                 if not flags.owndata:
                     self.may_cross = True
-                if not flags.c_contiguous and not leaf.dtype.hasobject:
-                    places.add(place)
+                if not flags.c_contiguous and leaf.nbytes and not leaf.dtype.hasobject:
+                    places.append(place)
             elif type(leaf) not in _NO_ARRAYS and is_strided(leaf):
                 self.may_cross = True
                 if not is_in_c_order(leaf):
-                    places.add(place)
-        if len(leaves) > 1 and (self.may_cross or len({*map(id, leaves)}) < len(leaves)):
-            for group in _crossing(self.spans):
-                if self.can_be_written(group):
-                    places.update(group)
+                    places.append(place)
         if places:
-            self.may_cross = True
             self.leaves = list(leaves)
-            for place in sorted(places):
+            for place in places:
                 self.put(place, self.leaves)
+        if self.copies or len({*map(id, leaves)}) < len(leaves):
+            self.may_cross = True
 
     @functools.cached_property
-    def spans(self) -> list[_Span]:
-        """From where to where each array lies that the replica has given, and its place; sorted."""
-        spans = []
+    def extents(self) -> list[_Extent]:
+        """Where the arrays lie that the replica has given, in the order of memory."""
+        extents = []
         for place, leaf in enumerate(self._given):
             if type(leaf) is np.ndarray:
                 if leaf.nbytes and not leaf.dtype.hasobject:
-                    spans.append((*bounds_of(leaf), place))
+                    extents.append((*bounds_of(leaf), place))
             elif type(leaf) not in _NO_ARRAYS and is_strided(leaf):
-                spans.append((*TorchWay.bounds(leaf), place))
-        spans.sort()
-        return spans
+                extents.append((*TorchWay.bounds(leaf), place))
+        extents.sort()
+        return extents
 
-    def can_be_written(self, places: Iterable[int]) -> bool:
-        """Returns whether some of the arrays there can be."""
-        return not all([refuses_writes(self._given[place]) for place in places])
+    def take_writes_as_given(self) -> None:
+        """Has copies be written where that can be for which they stand in.
 
-    def put(self, place: int, leaves: list[Any]) -> None:
-        """Puts a copy into `leaves`; not of an array of which numpy can't see the values."""
-        leaf = leaves[place]
-        if isinstance(leaf, np.ndarray) or _has_dtype(leaf):
+        Once all replicas have come to their calls: until then what they have given refuses writes.
+        """
+        for one in self.copies.values():
+            if isinstance(one.copy, np.ndarray):
+                one.copy.setflags(write=one.original.flags.writeable)
+
+    def given(self, place: int) -> Any:
+        """Returns what the replica has given there."""
+        return self._given[place]
+
+    def put(self, place: int, row: list[Any]) -> StandIn | None:
+        """Puts a copy of an array into `row`; none where numpy can't see its values.
+
+        Returns it, also where it was there before.
+        """
+        found = self.copies.get(place)
+        leaf = self._given[place]
+        if found is None and (isinstance(leaf, np.ndarray) or _has_dtype(leaf)):
             self.copies[place] = found = StandIn.of(leaf)
-            leaves[place] = found.copy
+            row[place] = found.copy
             self.originals[id(found.copy)] = self.originals.get(id(leaf), leaf)
-
-    def put_for_several(self, place: int, leaves: list[Any]) -> None:
-        """Puts a copy of an array in the memory of other replicas' into `leaves`, if it is none."""
-        if place not in self.copies:
-            self.put(place, leaves)
-        if place in self.copies:
-            self._places_of_several.add(place)
-
-    def forget_overwritten(self) -> None:
-        """Forgets of which arguments copies are where other replicas have written into these."""
-        for place in self._places_of_several:
-            copy = self.copies[place]
-            if not copy.is_original:
-                self.originals.pop(id(copy.copy), None)
+        return found
 
 
 def separate(replicas: Sequence[StandIns], rows: Sequence[list[Any]]) -> None:
-    """Puts copies into the rows of a rank's replicas, of arrays in memory that several give.
+    """Puts copies into the rows of a rank's replicas, so that no two arrays share memory.
 
-    Where a row has another object than its replica has given, that is a copy already.
+    But for one that several give, each once, and that crosses nothing else.
     """
     if not any([one.may_cross for one in replicas]):
         return
-    spans = [
+    extents = [
         (begin, end, (replica, place))
         for replica, one in enumerate(replicas)
-        for begin, end, place in one.spans
+        for begin, end, place in one.extents
     ]
-    for group in _crossing(sorted(spans)):
-        held = [
-            (replicas[replica], rows[replica], place)
-            for replica, place in group
-            if place in replicas[replica].copies
-            or rows[replica][place] is replicas[replica].leaves[place]
-        ]
-        can_be_written = any([one.can_be_written([place]) for one, _, place in held])
-        if can_be_written and len({id(one) for one, _, _ in held}) > 1:
-            for one, row, place in held:
-                one.put_for_several(place, row)
+    if len(replicas) > 1:
+        extents.sort()
+    for group in _crossing(extents):
+        leaves = [replicas[replica].given(place) for replica, place in group]
+        number = len({replica for replica, _ in group})
+        is_one = len({*map(id, leaves)}) == 1 and number == len(group)
+        has_copies = any([place in replicas[replica].copies for replica, place in group])
+        if (is_one and not has_copies) or all(map(refuses_writes, leaves)):
+            continue
+        for replica, place in group:
+            found = replicas[replica].put(place, rows[replica])
+            if found is not None and number > 1:
+                replicas[replica].of_several.append(found)
 
 
-def write_back(replicas: Iterable[StandIns]) -> bool:
-    """Writes into arguments what was written into their copies; of one element, the last.
+def write_back(replicas: Sequence[StandIns]) -> None:
+    """Writes into arguments what was written into their copies; of one byte, the last.
 
-    Returns whether anything was.
+    Where others have written into the memory of a replica's arguments, it gets these as they would
+    be without that, if the function returns them.
     """
-    copies = itertools.chain.from_iterable([one.copies.values() for one in replicas])
-    found = [(copy, copy.written_elements()) for copy in copies if copy.is_written]
-    for copy, where in found:
-        copy.write_back(where)
-    return bool(found)
+    written = [
+        [writes for copy in one.copies.values() if (writes := copy.writes()) is not None]
+        for one in replicas
+    ]
+    if not any(written):
+        return
+    for one, own in zip(replicas, written, strict=True):
+        if one.of_several:
+            for writes in own:
+                writes.repeat()
+            for copy in one.of_several:
+                one.originals[id(copy.copy)] = copied_in_c_order(copy.original)
+            for writes in own:
+                writes.undo()
+    for writes in itertools.chain.from_iterable(written):
+        writes.repeat()
 
 
-def _crossing(spans: Sequence[tuple[int, int, T]]) -> list[list[T]]:
-    """Returns groups of what crosses, out of sorted spans.
+def _crossing(extents: Sequence[tuple[int, int, T]]) -> list[list[T]]:
+    """Returns groups of what crosses, out of what lies in the order of memory.
 
     Arrays that cross, and share no memory, are columns and the like: they are in no C order.
     """
-    if all([end <= begin for (_, end, _), (begin, _, _) in itertools.pairwise(spans)]):
+    if all([end <= begin for (_, end, _), (begin, _, _) in itertools.pairwise(extents)]):
         return []
     groups: list[list[T]] = []
     last = 0
-    for begin, end, name in spans:
+    for begin, end, name in extents:
         if begin >= last:
             groups.append([])
         groups[-1].append(name)
@@ -225,9 +249,3 @@ def _has_dtype(tensor: Any) -> bool:
         return dtype_of(tensor) is not None
     except TypeError:
         return False
-
-
-def _bits(array: Array) -> Array:
-    """Returns the bytes of each element, in C order."""
-    flat = np.ascontiguousarray(array.reshape(-1))
-    return flat.view(np.uint8).reshape(flat.size, -1)

@@ -156,16 +156,10 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     if any([_is_weak(leaf) for leaf in leaves]):
         leaves = [leaf.astype(leaf.dtype) if _is_weak(leaf) else leaf for leaf in leaves]
     originals: dict[int, Any] = {}
-    torch = imported_library("torch")
-    recorded = recorded_by_torch(leaves)
-    kind = None if torch is None else torch.nn.Parameter
-    parameters = [index for index, leaf in enumerate(leaves) if type(leaf) is kind]
-    for index in dict.fromkeys([*recorded, *parameters]):
+    for index in recorded_by_torch(leaves):
         if not originals:
             leaves = list(leaves)
         constant = leaves[index].detach()
-        if index not in recorded:  # as it comes from other ranks, which make no Parameter of it
-            constant.requires_grad_(leaves[index].requires_grad)
         try:  # what was given from outside of the function is one of its tensors now, too
             TorchWay.require_untransformed(constant)
         except TypeError as error:
@@ -251,19 +245,20 @@ def is_strided(value: Any) -> bool:
 
 
 def is_in_c_order(array: Any) -> bool:
-    """Returns whether the elements of an array that `is_strided` lie in C order, and no others."""
+    """Returns whether the elements of an array that `is_strided` lie there in C order, as such."""
     if isinstance(array, np.ndarray):
         return array.flags.c_contiguous
-    return bool(array.is_contiguous())
+    return array.is_contiguous() and not (array.is_conj() or array.is_neg())
 
 
 def copied_in_c_order(array: Any) -> Any:
-    """Returns a copy of an array that `is_strided`, which can be written and recorded as it can."""
+    """Returns a copy of an array that `is_strided`, which can be written where that can."""
     if isinstance(array, np.ndarray):
         copy = array.copy()
         copy.flags.writeable = array.flags.writeable
         return copy
-    copy = array.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
+    plain = array.detach().resolve_conj().resolve_neg()
+    copy = plain.clone(memory_format=sys.modules["torch"].contiguous_format)
     return copy.requires_grad_(array.requires_grad)
 
 

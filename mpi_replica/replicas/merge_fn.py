@@ -14,7 +14,7 @@ import numpy as np
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.site import boundary
 from ..collectives.merge import MergeCall, MergeScope
-from ..collectives.stand_ins import StandIns, write_back
+from ..collectives.stand_ins import StandIns, separate, write_back
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.array_libraries import as_constants, copy_of
@@ -59,7 +59,7 @@ def run_merge_fn(
             )
         raise
     finally:
-        scope.is_open = False
+        scope.close()
         forget_casts()
 
 
@@ -70,11 +70,15 @@ def call_directly(
     leaves, structure, is_plain = nest.flatten_arguments(args, kwargs)
     constants, originals = (leaves, {}) if is_plain else as_constants(leaves)
     stand_ins = StandIns(constants, originals)
-    if stand_ins.leaves is not leaves:
-        args, kwargs = nest.unflatten(structure, stand_ins.leaves)
-    with entered(State(strategy, None, "merge_fn")):
-        result = merge_fn(strategy, *args, **kwargs)
-    write_back([stand_ins])
+    own = list(stand_ins.leaves)
+    separate([stand_ins], [own])
+    if stand_ins.copies or constants is not leaves:
+        args, kwargs = nest.unflatten(structure, own)
+    try:
+        with entered(State(strategy, None, "merge_fn")):
+            result = merge_fn(strategy, *args, **kwargs)
+    finally:
+        write_back([stand_ins])
     if not originals:
         return result
     return nest.map_structure(lambda leaf: originals.get(id(leaf), leaf), result)
@@ -109,22 +113,18 @@ def unpacked(
     What a ``merge_fn`` gives back as it got it is the replica's own argument, or the copy of it
     that it got where several give one.
     """
-    is_written = write_back([call.stand_ins for call in calls])
     if value is None:
         return [None] * len(replica_ids)
-    held: list[list[Any]] = []
-    if len(calls) > 1:
-        held = [[*call.leaves, *call.originals.values()] for call in calls]
-    if is_written:
-        for call in calls:
-            call.stand_ins.forget_overwritten()
     flat = nest.flatten_plain(value)
     given = [
         _of_replica(*flat, i, num_replicas, call)
         for i, call in zip(replica_ids, calls, strict=True)
     ]
     leaves = [leaf for own, _ in given for leaf in own]
-    leaves += itertools.chain.from_iterable(held)
+    held: list[list[Any]] = []
+    if len(replica_ids) > 1:
+        held = [[*call.leaves, *call.originals.values()] for call in calls]
+        leaves += itertools.chain.from_iterable(held)
     if are_apart(leaves):
         owned = _by_identity([own for own, _ in given], held)
     else:

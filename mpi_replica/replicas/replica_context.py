@@ -261,13 +261,13 @@ class ReplicaContext(Replica):
             Nests of arrays and of any objects that can be pickled. Arrays of torch, JAX and others
             that know DLPack are of the same library in `merge_fn`, on the device of this rank's
             own argument. Those of numpy and torch are in C order there, on every rank, since the
-            bits of a sum follow from the order, and each in memory of its own. What is written into
-            one is written into the replica's argument when `merge_fn` has returned: where two
-            arguments have an element in common, what the last one has changed. Other objects, also
-            arrays of objects, of other classes (masked ones) and inside of objects, are themselves
-            on their own rank: there they keep their order, and share what they share; elsewhere
-            they are as pickle makes them. Where torch records a leaf, `merge_fn` gets constants: no
-            gradient passes what it computes.
+            bits of a sum follow from the order, and each in memory of its own: what is written into
+            one is in no other. On its own rank it is in the replica's argument when `merge_fn` has
+            ended; where two arguments have memory in common, what the last one was given. All else,
+            also arrays of objects, of texts of any length, of other classes (masked, quantized,
+            sparse ones), and inside of objects, is itself on its own rank: it keeps its order
+            there, and shares what it shares. Elsewhere it is as pickle makes it. Where torch
+            records a leaf, `merge_fn` gets constants: no gradient passes what it computes.
 
         Returns
         -------

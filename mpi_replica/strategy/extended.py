@@ -444,7 +444,9 @@ class StrategyExtended:
         try:
             for i in self._strategy.engine.layout.local_replica_ids:
                 args, named = nest.unflatten(structure, plain)
-                state = State(self._strategy, None, "update", i, ways_back, is_in_merge_fn())
+                state = State(
+                    self._strategy, None, "update", i, ways_back, is_merged=is_in_merge_fn()
+                )
                 with called_for(self._strategy.engine, i, what, "the update"), entered(state):
                     results.append(fn(var, *args, **named))
                 if shared is not None:

@@ -110,8 +110,8 @@ class MessagePassing(StrategyBase):
         {0: 'any object'}
         """
         require_cross_replica(self, "gather_objects")
-        engine, kind = self.engine, "gather_objects"
+        engine = self.engine
         objects: tuple[Any, ...] = engine.cross_replica(
-            engine.make(kind, options, ObjectGather, kind, {"": value}, engine.layout)
+            engine.make("gather_objects", options, ObjectGather, value, engine.layout)
         )
         return objects

@@ -391,36 +391,6 @@ def test_tensors_of_dtypes_that_numpy_does_not_know_are_refused_on_every_layout(
     check_works(strategy)
 
 
-@pytest.mark.parametrize("records", [True, False])
-def test_parameters_and_tensors_are_constants_of_one_class_whichever_replica_they_are_of(
-    strategy, records
-):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-
-    def kinds(strategy, *values):
-        parts = [part for value in values for part in strategy.experimental_local_results(value)]
-        return [(type(part).__name__, part.requires_grad) for part in parts]
-
-    def step():
-        arguments = [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)]
-        arguments += [
-            torch.nn.Parameter(torch.ones(LARGE)),
-            torch.nn.Parameter(torch.ones(2), False),
-        ]
-        with torch.set_grad_enabled(records):
-            found = mr.get_replica_context().merge_call(kinds, arguments)
-            same = mr.get_replica_context().merge_call(lambda strategy, *x: x, arguments)
-        return found, [one is mine for one, mine in zip(same, arguments, strict=True)]
-
-    found, same = strategy.run(step)
-    count = strategy.num_replicas_in_sync
-    expected = [("Tensor", needs and not records) for needs in (True, True, True, False)]
-    for kinds_found in strategy.experimental_local_results(found):
-        assert kinds_found == [kind for kind in expected for _ in range(count)]
-    for are_same in strategy.experimental_local_results(same):
-        assert are_same == [True] * 4
-
-
 @pytest.mark.parametrize("kind", ["plain", "recorded", "bfloat16", "with numpy"])
 def test_tensors_that_share_memory_are_each_their_own_in_merge_fn(strategy, kind):
     torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -485,3 +455,74 @@ def test_a_tensor_that_replicas_of_a_rank_give_and_get_back_unchanged_keeps_its_
 
     for gradient in strategy.experimental_local_results(strategy.run(step)):
         np.testing.assert_array_equal(gradient, np.full(3, 2.0))
+
+
+def test_gradients_that_a_merge_fn_sets_are_those_of_the_replicas_parameters(strategy):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def set_gradients(strategy, weight):
+        for i, one in enumerate(strategy.experimental_local_results(weight)):
+            one.grad = torch.full((2,), i + 1.0)
+
+    def step():
+        weight = torch.nn.Parameter(torch.zeros(2))
+        with torch.no_grad():
+            mr.get_replica_context().merge_call(set_gradients, (weight,))
+        return weight.grad.numpy()
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    for i, gradient in zip(strategy.local_replica_ids, found, strict=True):
+        np.testing.assert_array_equal(gradient, np.full(2, i + 1.0))
+
+
+@pytest.mark.parametrize("kind", ["conj", "neg", "needs gradients"])
+def test_tensors_are_alike_on_all_ranks_whatever_they_are_where_they_come_from(strategy, kind):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def look(strategy, x):
+        return [
+            (one.is_conj(), one.is_neg(), one.requires_grad, one.tolist())
+            for one in strategy.experimental_local_results(x)
+        ]
+
+    def step():
+        z = torch.tensor([1 + 2j, 3 + 4j])
+        with torch.no_grad():
+            if kind == "needs gradients":
+                mine = torch.ones(2, 2).T[:, :1].requires_grad_()
+            else:
+                mine = z.conj() if kind == "conj" else z.conj().imag
+            return mr.get_replica_context().merge_call(look, (mine,))
+
+    values = {"conj": [1 - 2j, 3 - 4j], "neg": [-2.0, -4.0], "needs gradients": [[1.0], [1.0]]}
+    expected = (False, False, kind == "needs gradients", values[kind])
+    for found in strategy.experimental_local_results(strategy.run(step)):
+        assert list(found) == [expected] * strategy.num_replicas_in_sync
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_tensors_that_were_made_outside_come_alone_into_a_merge_fn(strategy, dtype):
+    """And not with all that they are views of."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    dtype = getattr(torch, dtype)
+
+    def step():
+        i = mr.get_replica_context().replica_id_in_sync_group
+        return torch.full((1000, 2), 1.0 + i, dtype=dtype).requires_grad_()[:3]
+
+    outside = strategy.run(step)
+
+    def look(strategy):
+        found = strategy.experimental_local_results(outside)
+        for i, one in enumerate(found):
+            assert (one == 1 + i).all()
+            assert one.shape == (3, 2)
+            assert one.dtype == dtype
+            assert one.requires_grad
+            if i not in strategy.local_replica_ids:
+                assert one.untyped_storage().nbytes() == 6 * dtype.itemsize
+        return len(found)
+
+    found = strategy.run(lambda: mr.get_replica_context().merge_call(look))
+    count = strategy.num_replicas_in_sync
+    assert set(strategy.experimental_local_results(found)) == {count}

@@ -323,6 +323,18 @@ def test_of_what_was_made_outside_a_rank_keeps_its_own(strategy, make):
     merged(strategy, look)
 
 
+def test_sums_of_what_was_made_outside_have_the_same_bits_on_all_ranks(strategy):
+    table = np.random.default_rng(1).normal(size=(300, 400)).astype("f4")
+    outside = strategy.run(lambda: table[:, ::3])
+
+    def sums(strategy):
+        return [float(one.sum()) for one in strategy.experimental_local_results(outside)]
+
+    expected = float(np.ascontiguousarray(table[:, ::3]).sum())
+    for found in merged(strategy, sums):
+        assert found == [expected] * strategy.num_replicas_in_sync
+
+
 def test_ranks_that_look_at_other_parts_of_what_was_made_outside_are_told(strategy):
     needs_two_ranks(strategy)
     outside = strategy.experimental_distribute_values_from_function(lambda context: 1)

@@ -209,6 +209,149 @@ def test_records_with_padding_come_back_as_what_was_given(any_strategy):
         np.testing.assert_array_equal(value, [0, 0, 0, i, i, i])
 
 
+def written_by(any_strategy, make, write):
+    """Return what each replica's own array holds when `write` has got what was made of it."""
+
+    def step():
+        parts, own = make()
+        mr.get_replica_context().merge_call(write, args=parts)
+        return own.tobytes()
+
+    return any_strategy.experimental_local_results(any_strategy.run(step))
+
+
+def fields():
+    records = np.zeros(3, [("x", "f8"), ("y", "f8")])
+    return (records["x"], records), records
+
+
+def parts_of_numbers():
+    numbers = np.zeros(3, complex)
+    return (numbers.real, numbers), numbers
+
+
+def record_and_rows():
+    rows = np.zeros(3, [("x", "f8"), ("y", "f8")])
+    return (rows, rows[1:], rows[0]), rows
+
+
+def padded():
+    records = np.frombuffer(b"\xff" * 96, np.dtype([("k", "u1"), ("x", "f8")], align=True)).copy()
+    records["x"] = 0
+    return (records["x"], records[1:]), records
+
+
+def test_writes_into_fields_of_one_record_are_all_the_replicas(any_strategy):
+    def write(strategy, x, whole):
+        for one in strategy.experimental_local_results(x):
+            one[...] = 1
+        for one in strategy.experimental_local_results(whole):
+            one["y"] = 2
+
+    expected = fields()[1]
+    expected["x"], expected["y"] = 1, 2
+    for found in written_by(any_strategy, fields, write):
+        assert found == expected.tobytes()
+
+
+def test_writes_into_parts_of_complex_numbers_are_all_the_replicas(any_strategy):
+    def write(strategy, real, whole):
+        for one in strategy.experimental_local_results(real):
+            one[...] = 1
+        for one in strategy.experimental_local_results(whole):
+            one.imag = 2
+
+    for found in written_by(any_strategy, parts_of_numbers, write):
+        assert found == np.full(3, 1 + 2j).tobytes()
+
+
+def test_nothing_but_what_was_written_is_written_back(any_strategy):
+    """Neither what is between fields, nor over what came there in another way."""
+
+    def write(strategy, x, tail):
+        for one in strategy.experimental_local_results(x):
+            one[...] = 5
+        for one in strategy.experimental_local_results(tail):
+            one["k"][0] = 9
+
+    expected = padded()[1]
+    expected["x"] = 5
+    expected["k"][1] = 9
+    found = written_by(any_strategy, padded, write)
+    for mine in found:
+        records = np.frombuffer(mine, expected.dtype)
+        np.testing.assert_array_equal(records["x"], expected["x"])
+        np.testing.assert_array_equal(records["k"], expected["k"])
+
+
+def test_a_record_that_shares_memory_with_rows_is_written_itself(any_strategy):
+    def write(strategy, rows, tail, record):
+        for one in strategy.experimental_local_results(record):
+            one["x"] = 1
+        for one in strategy.experimental_local_results(tail):
+            one["y"] = 2
+
+    expected = record_and_rows()[1]
+    expected["x"][0] = 1
+    expected["y"][1:] = 2
+    for found in written_by(any_strategy, record_and_rows, write):
+        assert found == expected.tobytes()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_what_a_merge_fn_has_written_before_it_fails_is_the_replicas(any_strategy, order):
+    arrays = {i: np.zeros((3, 2), order=order) for i in local_ids(any_strategy)}
+
+    def write(strategy, first, second):
+        for i, one in enumerate(strategy.experimental_local_results(second)):
+            one[0] = i + 1
+        raise KeyError("not found")
+
+    def step():
+        mine = arrays[mr.get_replica_context().replica_id_in_sync_group]
+        mr.get_replica_context().merge_call(write, args=(mine[1:], mine))
+
+    with pytest.raises(KeyError, match="not found"):
+        any_strategy.run(step)
+    for i, array in arrays.items():
+        np.testing.assert_array_equal(array, [[i + 1] * 2, [0, 0], [0, 0]])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_array_that_all_replicas_of_a_rank_give_comes_back_as_each_has_it(
+    strategy, order, times
+):
+    table = np.zeros((3, 2), order=order)
+
+    def write(strategy, *tables):
+        for i, one in enumerate(strategy.experimental_local_results(tables[0])):
+            one[0] = i + 1
+        seen = [one.sum() for one in strategy.experimental_local_results(tables[-1])]
+        return tables, seen
+
+    found = merged(strategy, write, lambda i: (table,) * times)
+    count = strategy.num_replicas_in_sync
+    for i, (mine, seen) in zip(strategy.local_replica_ids, found, strict=True):
+        assert seen == [2.0 * (j + 1) if times == 1 else 0 for j in range(count)]
+        for one in mine:  # the second one is the first one, as where a rank has one replica
+            np.testing.assert_array_equal(one, [[i + 1] * 2, [0, 0], [0, 0]])
+
+
+def test_an_array_that_others_have_given_before_is_separated_too(strategy):
+    """It refuses writes until all have come to their calls."""
+    table = np.zeros(3)
+
+    def write(strategy, first, second):
+        for one in strategy.experimental_local_results(first):
+            one[0] = 1
+        return [one.sum() for one in strategy.experimental_local_results(second)]
+
+    found = merged(strategy, write, lambda i: (table, np.zeros(3) if i == 0 else table))
+    for sums in found:
+        assert list(sums) == [0.0] * strategy.num_replicas_in_sync
+
+
 def test_an_empty_result_is_each_replicas_own(strategy):
     """So that what one of them returns, which is locked, refuses no write of another one."""
 
