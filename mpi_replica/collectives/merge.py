@@ -62,8 +62,9 @@ class MergeScope:
 
     def close(self) -> None:
         """Ends it: what was written into copies of arguments is written into these."""
+        stand_ins, self._stand_ins = self._stand_ins, ()  # a kept argument does not keep all others
         self.is_open = False
-        write_back(self._stand_ins)
+        write_back(stand_ins)
 
 
 class MergeCall(Call):

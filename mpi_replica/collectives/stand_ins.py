@@ -90,7 +90,7 @@ class _Writes(NamedTuple):
         else:
             # Of elements in the same memory, as those of an expanded tensor, one is written.
             apart = tuple([slice(0, None if step else 1) for step in original.stride()])
-            written(original[apart], now[apart].copy())
+            written(original[apart], now[(*apart, ...)].copy())
 
 
 class StandIns:

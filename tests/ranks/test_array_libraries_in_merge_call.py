@@ -422,6 +422,25 @@ def test_tensors_that_share_memory_are_each_their_own_in_merge_fn(strategy, kind
         np.testing.assert_array_equal(rest, np.ones((2, 4)))
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_arrays_without_dimensions_that_are_given_twice_are_written_each_by_itself(strategy, kind):
+    torch = None if kind == "numpy" else pytest.importorskip("torch")
+
+    def write(strategy, first, second):
+        for i, one in enumerate(strategy.experimental_local_results(second)):
+            one += i + 1
+        return [float(one) for one in strategy.experimental_local_results(first)]
+
+    def step():
+        mine = np.zeros(()) if torch is None else torch.zeros(())
+        return mr.get_replica_context().merge_call(write, (mine, mine)), float(mine)
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    for i, (firsts, value) in zip(strategy.local_replica_ids, found, strict=True):
+        assert list(firsts) == [0.0] * strategy.num_replicas_in_sync
+        assert value == i + 1
+
+
 @pytest.mark.parametrize("recorded", [False, True])
 def test_tensors_in_one_memory_that_replicas_of_a_rank_give_are_each_their_own(strategy, recorded):
     torch = pytest.importorskip("torch", reason="torch is not installed")
