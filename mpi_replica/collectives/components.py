@@ -14,6 +14,7 @@ import numpy as np
 from ..core import nest
 from ..core.array_libraries import (
     Origin,
+    as_constants,
     copied_in_c_order,
     dtype_of,
     from_numpy,
@@ -27,8 +28,9 @@ from ..core.context import require_once
 from ..core.layout import Layout
 from ..core.object_state import LEAF_TYPES
 from ..core.options import CommunicationOptions
-from ..core.values import PerReplica, is_made_on_ranks
+from ..core.values import PerReplica, is_made_on_ranks, read_only
 from .agreement.site import CallSite
+from .arguments import refuses_writes
 from .blobs import pickled
 from .engine import Engine
 from .objects import ObjectGather
@@ -57,7 +59,7 @@ class ComponentGather(ObjectGather):
     ) -> None:
         self.detail = ", ".join([f"value{path}" for path in paths])
         ids = layout.local_replica_ids
-        rows = [[_travelling(one) for one in row] for row in zip(*columns, strict=True)]
+        rows = [[_Travelling.of(one) for one in row] for row in zip(*columns, strict=True)]
         try:
             super().__init__(site, options, PerReplica(rows, ids, layout.num_replicas), layout)
         except TypeError:
@@ -67,18 +69,37 @@ class ComponentGather(ObjectGather):
             raise
 
 
-class _OfLibrary(NamedTuple):
-    """An array of another library than numpy, on its way: its elements, and nothing beside."""
+class _Travelling(NamedTuple):
+    """An array on its way, also of another library: its elements in C order, and nothing beside."""
 
     array: Array
-    origin: Origin
+    origin: Origin | None
+    refuses_writes: bool
+
+    @classmethod
+    def of(cls, component: Any) -> Any:
+        """Returns it for an array; anything else as it is."""
+        if isinstance(component, np.generic) or not _is_array(component):
+            return component
+        origin = origin_of(component)
+        if origin is None and not isinstance(component, np.ndarray):
+            return component
+        array = np.asarray(to_numpy(component), order="C")
+        return cls(array, origin, refuses_writes(component))
+
+    def arrived(self, beside: Any) -> Any:
+        """Returns the array; on the device of `beside`, where that is one of its library."""
+        if self.origin is not None:
+            return from_numpy(self.array, self.origin, beside)
+        return read_only(self.array) if self.refuses_writes else self.array
 
 
 def with_all_components(engine: Engine, value: Any) -> Any:
     """Returns the nest `value`, in which each distributed value has all components.
 
-    Collective where some may not have: those of this rank are the objects that it has, but for
-    arrays in another order than C's, and others come as pickle makes them.
+    Collective where some may not have. Those of this rank are the objects that it has, but for
+    arrays in another order than C's, of which it gets copies, and for constants of what torch
+    records. Others come as pickle makes them.
 
     Raises
     ------
@@ -95,7 +116,7 @@ def with_all_components(engine: Engine, value: Any) -> Any:
     columns = []
     for place in places:
         leaves[place].require(layout.num_replicas)
-        columns.append(leaves[place].components(ids))
+        columns.append(as_constants(leaves[place].components(ids))[0])
     if layout.size > 1 or not all([_is_array(one) for column in columns for one in column]):
         paths = nest.leaf_paths(structure)
         gathered = engine.cross_replica(
@@ -111,15 +132,19 @@ def with_all_components(engine: Engine, value: Any) -> Any:
     else:  # nothing would fail on several ranks
         gathered = [[None] * len(places)] * len(ids)
     for number, (place, column) in enumerate(zip(places, columns, strict=True)):
-        components = [row[number] for row in gathered]
-        for i, one in enumerate(components):
-            if isinstance(one, _OfLibrary):
-                components[i] = from_numpy(one.array, one.origin, column[0])
+        components = [_arrived(row[number], column[0]) for row in gathered]
         for i, one in zip(ids, column, strict=True):
             is_moved = is_strided(one) and not is_in_c_order(one)
             components[i] = copied_in_c_order(one) if is_moved else one
         leaves[place] = PerReplica(components)
     return nest.unflatten(structure, leaves)
+
+
+def _arrived(component: Any, beside: Any) -> Any:
+    if isinstance(component, _Travelling):
+        return component.arrived(beside)
+    # numpy loses what is written into a record as pickle makes it
+    return component.copy() if isinstance(component, np.void) else component
 
 
 def _is_array(component: Any) -> bool:
@@ -130,11 +155,3 @@ def _is_array(component: Any) -> bool:
         return origin_of(component) is not None and dtype_of(component) is not None
     except TypeError:  # numpy has no such dtype, or it has no values
         return False
-
-
-def _travelling(component: Any) -> Any:
-    """Returns what of a component is pickled: of a view of torch, say, not all that it is of."""
-    if type(component) in LEAF_TYPES or not _is_array(component):
-        return component
-    origin = origin_of(component)
-    return component if origin is None else _OfLibrary(to_numpy(component), origin)

@@ -16,10 +16,12 @@ import numpy as np
 
 from ..core.array_libraries import (
     copied_in_c_order,
+    copy_of,
     dtype_of,
     is_in_c_order,
     is_strided,
     to_numpy,
+    values_of,
     written,
 )
 from ..core.array_ways import Array, TorchWay
@@ -52,16 +54,37 @@ class StandIn(NamedTuple):
         return cls(value, copy, bytes_of(copy).copy())
 
     def writes(self) -> _Writes | None:
-        """Returns what has been written into the copy; None where nothing was."""
-        last = bytes_of(self.copy)
-        if last.size != self.first.size:  # it was given other memory
-            return None
+        """Returns what has been written into the copy; None where nothing was.
+
+        Raises
+        ------
+        ValueError
+            It is no array of that shape and dtype any more.
+        """
+        was, is_now = self.original, self.copy
+        if tuple(was.shape) != tuple(is_now.shape) or was.dtype != is_now.dtype:
+            raise ValueError(
+                f"merge_fn has made an argument of shape {tuple(was.shape)} and {was.dtype} one of"
+                f" {tuple(is_now.shape)} and {is_now.dtype}, in place. It is a copy, since the"
+                " replica's own is in another order than C's, or in memory of another argument."
+                " Make a new array of it, and return that."
+            )
+        last = bytes_of(is_now)
         places = last != self.first
-        return _Writes(self, places, last.copy()) if places.any() else None
+        return _Writes(self, places, last) if places.any() else None
+
+    def of_replica(self, given: Any) -> Any:
+        """Returns `given`, which the replica has given, in new memory with what it holds now."""
+        mine = copied_in_c_order(self.original)
+        if given is self.original:
+            return mine
+        copy = copy_of(given)  # with its graph, in which the numbers are not
+        written(values_of(copy), np.array(to_numpy(mine)))
+        return copy
 
 
 class _Writes(NamedTuple):
-    """What a ``merge_fn`` has written into a copy: these bytes of it, and no others."""
+    """What a ``merge_fn`` has written into a copy: these bytes of it."""
 
     of: StandIn
     #: For each byte, whether it is another one.
@@ -90,7 +113,7 @@ class _Writes(NamedTuple):
         else:
             # Of elements in the same memory, as those of an expanded tensor, one is written.
             apart = tuple([slice(0, None if step else 1) for step in original.stride()])
-            written(original[apart], now[(*apart, ...)].copy())
+            written(values_of(original)[apart], now[(*apart, ...)].copy())
 
 
 class StandIns:
@@ -206,31 +229,36 @@ def separate(replicas: Sequence[StandIns], rows: Sequence[list[Any]]) -> None:
 def write_back(replicas: Sequence[StandIns]) -> None:
     """Writes into arguments what was written into their copies; of one byte, the last.
 
-    Where others have written into the memory of a replica's arguments, it gets these as they would
-    be without that, if the function returns them.
+    Where others have written into the memory of a replica's argument, it gets this as it would be
+    without that, if the function returns it.
     """
-    written = [
+    found = [
         [writes for copy in one.copies.values() if (writes := copy.writes()) is not None]
         for one in replicas
     ]
-    if not any(written):
+    if not any(found):
         return
-    for one, own in zip(replicas, written, strict=True):
+    own: list[tuple[StandIns, StandIn, Any]] = []
+    for one, its in zip(replicas, found, strict=True):
         if one.of_several:
-            for writes in own:
+            for writes in its:
                 writes.repeat()
             for copy in one.of_several:
-                one.originals[id(copy.copy)] = copied_in_c_order(copy.original)
-            for writes in own:
+                given = one.originals[id(copy.copy)]
+                own.append((one, copy, copy.of_replica(given)))
+            for writes in its:
                 writes.undo()
-    for writes in itertools.chain.from_iterable(written):
+    for writes in itertools.chain.from_iterable(found):
         writes.repeat()
+    for one, copy, mine in own:
+        if (bytes_of(values_of(mine)) != bytes_of(values_of(copy.original))).any():
+            one.originals[id(copy.copy)] = mine
 
 
 def _crossing(extents: Sequence[tuple[int, int, T]]) -> list[list[T]]:
     """Returns groups of what crosses, out of what lies in the order of memory.
 
-    Arrays that cross, and share no memory, are columns and the like: they are in no C order.
+    What crosses, and shares no memory, are columns and the like: nearly all are copied anyhow.
     """
     if all([end <= begin for (_, end, _), (begin, _, _) in itertools.pairwise(extents)]):
         return []

@@ -59,8 +59,10 @@ def run_merge_fn(
             )
         raise
     finally:
-        scope.close()
-        forget_casts()
+        try:
+            scope.close()
+        finally:
+            forget_casts()
 
 
 def call_directly(

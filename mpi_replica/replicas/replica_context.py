@@ -263,7 +263,7 @@ class ReplicaContext(Replica):
             own argument. Those of numpy and torch are in C order there, on every rank, since the
             bits of a sum follow from the order, and each in memory of its own: what is written into
             one is in no other. On its own rank it is in the replica's argument when `merge_fn` has
-            ended; where two arguments have memory in common, what the last one was given. All else,
+            ended; where two have memory in common, as the last has it that was changed. All else,
             also arrays of objects, of texts of any length, of other classes (masked, quantized,
             sparse ones), and inside of objects, is itself on its own rank: it keeps its order
             there, and shares what it shares. Elsewhere it is as pickle makes it. Where torch
@@ -273,7 +273,8 @@ class ReplicaContext(Replica):
         -------
         object
             What `merge_fn` returned; of each PerReplica in it, this replica's component. An
-            argument that it returns unchanged is the replica's own, with its graph; arrays and
+            argument that it returns unchanged is the replica's own, with its graph (a view of one
+            may be of a copy); arrays and
             `IndexedSlices` that are, or were given to, another replica's are copied. Any other
             object, also an array of JAX, is one for all replicas of a rank: a replica copies what
             it changes, or donates to a function of JAX.

@@ -351,8 +351,9 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         No communication outside of a ``merge_fn``. There it looks at large arguments (see
         `ReplicaContext.merge_call`); and it is collective for what was made outside, as results of
         `run`, batches and variables that are synchronized on read. Of these a rank has the
-        components of its own replicas, which stay the objects that they are (an array in another
-        order than C's is copied), and gets the others as `gather_objects` gives them.
+        components of its own replicas, which stay the objects that they are (but for copies in C
+        order, and constants of what torch records), and gets the others as `gather_objects` gives
+        them: write into copies.
 
         Parameters
         ----------

@@ -537,7 +537,7 @@ def test_tensors_that_were_made_outside_come_alone_into_a_merge_fn(strategy, dty
             assert (one == 1 + i).all()
             assert one.shape == (3, 2)
             assert one.dtype == dtype
-            assert one.requires_grad
+            assert one.requires_grad == (len(found) == 1)  # no graph comes from other replicas
             if i not in strategy.local_replica_ids:
                 assert one.untyped_storage().nbytes() == 6 * dtype.itemsize
         return len(found)
@@ -545,3 +545,49 @@ def test_tensors_that_were_made_outside_come_alone_into_a_merge_fn(strategy, dty
     found = strategy.run(lambda: mr.get_replica_context().merge_call(look))
     count = strategy.num_replicas_in_sync
     assert set(strategy.experimental_local_results(found)) == {count}
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_tensor_that_nobody_wrote_keeps_its_graph_where_others_were_written(strategy, is_written):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    weight, table = torch.ones(3, requires_grad=True), torch.zeros(4)
+
+    def write(strategy, same, again, window):
+        for i, one in enumerate(strategy.experimental_local_results(window)):
+            one += i + 1
+        if is_written:
+            for i, one in enumerate(strategy.experimental_local_results(same)):
+                one[0] += i
+        return same
+
+    def step():
+        given = weight * 1
+        found = mr.get_replica_context().merge_call(write, (given, given, table[1:]))
+        shared = mr.get_replica_context().merge_call(write, (weight, weight, table[1:]))
+        gradient = torch.autograd.grad((found + shared).sum(), weight)[0]
+        return gradient.numpy(), found.detach().numpy()
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    for i, (gradient, values) in zip(strategy.local_replica_ids, found, strict=True):
+        np.testing.assert_array_equal(gradient, np.full(3, 2.0))
+        np.testing.assert_array_equal(values, [1.0 + i * is_written, 1, 1])
+
+
+def test_parts_of_a_split_tensor_are_written_back(strategy):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def add(strategy, whole, low, high):
+        for i, one in enumerate(strategy.experimental_local_results(low)):
+            one += i
+        for one in strategy.experimental_local_results(high):
+            one += 1
+
+    def step():
+        with torch.no_grad():
+            mine = torch.ones(4, requires_grad=True)
+            mr.get_replica_context().merge_call(add, (mine, *mine.split(2)))
+            return mine.detach().numpy()
+
+    found = strategy.experimental_local_results(strategy.run(step))
+    for i, values in zip(strategy.local_replica_ids, found, strict=True):
+        np.testing.assert_array_equal(values, [1.0 + i, 1 + i, 2, 2])

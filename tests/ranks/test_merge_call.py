@@ -323,16 +323,41 @@ def test_of_what_was_made_outside_a_rank_keeps_its_own(strategy, make):
     merged(strategy, look)
 
 
-def test_sums_of_what_was_made_outside_have_the_same_bits_on_all_ranks(strategy):
+@pytest.mark.parametrize(
+    "of", [lambda table: table[:, ::3], lambda table: table.T, lambda table: table.T[::2]]
+)
+def test_sums_of_what_was_made_outside_have_the_same_bits_on_all_ranks(strategy, of):
+    needs_two_replicas(strategy)
     table = np.random.default_rng(1).normal(size=(300, 400)).astype("f4")
-    outside = strategy.run(lambda: table[:, ::3])
+    outside = strategy.run(lambda: of(table))
 
     def sums(strategy):
         return [float(one.sum()) for one in strategy.experimental_local_results(outside)]
 
-    expected = float(np.ascontiguousarray(table[:, ::3]).sum())
+    expected = float(np.ascontiguousarray(of(table)).sum())
     for found in merged(strategy, sums):
         assert found == [expected] * strategy.num_replicas_in_sync
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_what_was_made_outside_is_written_or_not_as_where_it_was_made(strategy, is_locked):
+    def step():
+        array = np.arange(4.0)
+        array.flags.writeable = not is_locked
+        record = np.zeros(2, [("x", "f8")])[0]
+        return array, record
+
+    outside = strategy.run(step)
+
+    def write(strategy):
+        found = []
+        for array, record in strategy.experimental_local_results(outside):
+            record["x"] = 5
+            found.append((array.flags.writeable, float(record["x"])))
+        return found
+
+    for found in merged(strategy, write):
+        assert found == [(not is_locked, 5.0)] * strategy.num_replicas_in_sync
 
 
 def test_ranks_that_look_at_other_parts_of_what_was_made_outside_are_told(strategy):

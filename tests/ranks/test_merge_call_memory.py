@@ -352,6 +352,20 @@ def test_an_array_that_others_have_given_before_is_separated_too(strategy):
         assert list(sums) == [0.0] * strategy.num_replicas_in_sync
 
 
+def test_an_argument_that_is_a_copy_can_not_be_given_another_dtype_in_place(any_strategy):
+    def turn(strategy, first, second):
+        for one in strategy.experimental_local_results(first):
+            one.dtype = np.uint64
+
+    def step():
+        mine = np.zeros(3)
+        mr.get_replica_context().merge_call(turn, args=(mine, mine))
+
+    with pytest.raises(ValueError, match=r"shape \(3,\) and float64 one of \(3,\) and uint64, in"):
+        any_strategy.run(step)
+    check_works(any_strategy)
+
+
 def test_an_empty_result_is_each_replicas_own(strategy):
     """So that what one of them returns, which is locked, refuses no write of another one."""
 
