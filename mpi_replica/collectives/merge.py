@@ -60,11 +60,11 @@ class MergeScope:
         self.is_open = True
         self._stand_ins = stand_ins
 
-    def close(self) -> None:
+    def close(self, *, has_failed: bool = False) -> None:
         """Ends it: what was written into copies of arguments is written into these."""
         stand_ins, self._stand_ins = self._stand_ins, ()  # a kept argument does not keep all others
         self.is_open = False
-        write_back(stand_ins)
+        write_back(stand_ins, has_failed=has_failed)
 
 
 class MergeCall(Call):

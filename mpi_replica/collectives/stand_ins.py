@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -71,23 +72,29 @@ class StandIn(NamedTuple):
             )
         last = bytes_of(is_now)
         places = last != self.first
-        return _Writes(self, places, last) if places.any() else None
+        if not places.any():
+            return None
+        if refuses_writes(was):
+            raise ValueError(
+                "merge_fn has written into an argument that refuses writes. It is a copy, as the"
+                " replica's own is in another order than C's, or in memory of another argument."
+            )
+        return _Writes(self, _of_whole_numbers(places, to_numpy(is_now).dtype), last)
 
     def of_replica(self, given: Any) -> Any:
         """Returns `given`, which the replica has given, in new memory with what it holds now."""
-        mine = copied_in_c_order(self.original)
         if given is self.original:
-            return mine
+            return copied_in_c_order(given)
         copy = copy_of(given)  # with its graph, in which the numbers are not
-        written(values_of(copy), np.array(to_numpy(mine)))
+        written(values_of(copy), np.array(to_numpy(self.original)))
         return copy
 
 
 class _Writes(NamedTuple):
-    """What a ``merge_fn`` has written into a copy: these bytes of it."""
+    """What a ``merge_fn`` has written into a copy: the numbers in it that are other ones now."""
 
     of: StandIn
-    #: For each byte, whether it is another one.
+    #: For each byte, whether it is one of these.
     places: Array
     last: Array
 
@@ -104,11 +111,7 @@ class _Writes(NamedTuple):
         now = np.array(to_numpy(original), order="C")
         np.copyto(now.reshape(-1).view(np.uint8), data, where=self.places)
         if isinstance(original, np.ndarray):
-            size = now.itemsize
-            if size in (1, 2, 4, 8):
-                elements = self.places.view(f"u{size}") != 0
-            else:
-                elements = self.places.reshape(-1, size).any(axis=1)
+            elements = _by_elements(self.places, now.itemsize)
             np.copyto(original, now, where=elements.reshape(now.shape))
         else:
             # Of elements in the same memory, as those of an expanded tensor, one is written.
@@ -226,16 +229,34 @@ def separate(replicas: Sequence[StandIns], rows: Sequence[list[Any]]) -> None:
                 replicas[replica].of_several.append(found)
 
 
-def write_back(replicas: Sequence[StandIns]) -> None:
-    """Writes into arguments what was written into their copies; of one byte, the last.
+def write_back(replicas: Sequence[StandIns], *, has_failed: bool = False) -> None:
+    """Writes into arguments what was written into their copies; of one number, the last.
 
     Where others have written into the memory of a replica's argument, it gets this as it would be
     without that, if the function returns it.
+
+    Parameters
+    ----------
+    has_failed : bool
+        Whether the function has: its error is told then, and not what is wrong with a copy.
+
+    Raises
+    ------
+    ValueError
+        What was done with a copy can't be done with the argument.
     """
-    found = [
-        [writes for copy in one.copies.values() if (writes := copy.writes()) is not None]
-        for one in replicas
-    ]
+    found: list[list[_Writes]] = []
+    for one in replicas:
+        found.append([])
+        for copy in one.copies.values():
+            try:
+                writes = copy.writes()
+            except ValueError:
+                if not has_failed:
+                    raise
+                continue
+            if writes is not None:
+                found[-1].append(writes)
     if not any(found):
         return
     own: list[tuple[StandIns, StandIn, Any]] = []
@@ -243,9 +264,12 @@ def write_back(replicas: Sequence[StandIns]) -> None:
         if one.of_several:
             for writes in its:
                 writes.repeat()
+            once: dict[int, Any] = {}  # what is given twice is one thing
             for copy in one.of_several:
                 given = one.originals[id(copy.copy)]
-                own.append((one, copy, copy.of_replica(given)))
+                if id(given) not in once:
+                    once[id(given)] = copy.of_replica(given)
+                own.append((one, copy, once[id(given)]))
             for writes in its:
                 writes.undo()
     for writes in itertools.chain.from_iterable(found):
@@ -253,6 +277,43 @@ def write_back(replicas: Sequence[StandIns]) -> None:
     for one, copy, mine in own:
         if (bytes_of(values_of(mine)) != bytes_of(values_of(copy.original))).any():
             one.originals[id(copy.copy)] = mine
+
+
+def _of_whole_numbers(places: Array, dtype: np.dtype[Any]) -> Array:
+    """Returns the bytes of the numbers, and texts, of which some byte is in `places`.
+
+    Half of the bytes of one number and half of another one would be a third one.
+    """
+    parts = _parts_of(dtype)
+    if len(parts) == 1 and dtype.itemsize in (1, 2, 4, 8):
+        return np.repeat(_by_elements(places, dtype.itemsize), dtype.itemsize)
+    rows = places.reshape(-1, dtype.itemsize)
+    whole = np.zeros_like(rows)  # what is between fields is in no part
+    for begin, end in parts:
+        whole[:, begin:end] |= rows[:, begin:end].any(axis=1, keepdims=True)
+    return whole.reshape(-1)
+
+
+def _parts_of(dtype: np.dtype[Any], begin: int = 0) -> list[tuple[int, int]]:
+    """Returns from where to where the numbers and texts lie of which an element is made."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        starts = range(begin, begin + math.prod(shape) * base.itemsize, base.itemsize or 1)
+        return [part for start in starts for part in _parts_of(base, start)]
+    if dtype.fields is not None:
+        fields = [(field[0], begin + field[1]) for field in dtype.fields.values()]
+        return [part for of, start in fields for part in _parts_of(of, start)]
+    if dtype.kind == "c":
+        middle = begin + dtype.itemsize // 2
+        return [(begin, middle), (middle, begin + dtype.itemsize)]
+    return [(begin, begin + dtype.itemsize)]
+
+
+def _by_elements(places: Array, size: int) -> Array:
+    """Returns, for each element of so many bytes, whether one of these is in `places`."""
+    if size in (1, 2, 4, 8):  # in a tenth of the time
+        return np.asarray(places.view(f"u{size}") != 0)
+    return np.asarray(places.reshape(-1, size).any(axis=1))
 
 
 def _crossing(extents: Sequence[tuple[int, int, T]]) -> list[list[T]]:

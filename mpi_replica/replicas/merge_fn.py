@@ -45,9 +45,12 @@ def run_merge_fn(
     strategy: StrategyBase, call: MergeCall, scope: MergeScope, args: Any, kwargs: Any
 ) -> Any:
     """Runs the function of a call; its arguments can be looked at until it has returned."""
+    has_failed = True
     try:
         with entered(State(strategy, None, "merge_fn")):
-            return invoke_merge_fn(call.function, strategy, args, kwargs, call.thread_state)
+            result = invoke_merge_fn(call.function, strategy, args, kwargs, call.thread_state)
+        has_failed = False
+        return result
     except TypeError as error:
         *_, (frame, _) = walk_tb(error.__traceback__)
         if frame.f_code is invoke_merge_fn.__code__:  # it was not entered
@@ -60,7 +63,7 @@ def run_merge_fn(
         raise
     finally:
         try:
-            scope.close()
+            scope.close(has_failed=has_failed)
         finally:
             forget_casts()
 
@@ -76,11 +79,13 @@ def call_directly(
     separate([stand_ins], [own])
     if stand_ins.copies or constants is not leaves:
         args, kwargs = nest.unflatten(structure, own)
+    has_failed = True
     try:
         with entered(State(strategy, None, "merge_fn")):
             result = merge_fn(strategy, *args, **kwargs)
+        has_failed = False
     finally:
-        write_back([stand_ins])
+        write_back([stand_ins], has_failed=has_failed)
     if not originals:
         return result
     return nest.map_structure(lambda leaf: originals.get(id(leaf), leaf), result)

@@ -366,6 +366,80 @@ def test_an_argument_that_is_a_copy_can_not_be_given_another_dtype_in_place(any_
     check_works(any_strategy)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "before", "first", "second"),
+    [
+        ("i8", 7, 307, 8),
+        ("f8", 0.0, 1.5, 2.0),
+        ("f2", 0.0, 1.5, 2.0),
+        ("c16", 0, 1.5 + 1.5j, 2 + 2j),
+        ("g", 0.0, 1.5, 2.0),
+        ("U3", "abc", "xyz", "abd"),
+        ([("n", "i8"), ("x", "f4", (2,))], (7, (0, 0)), (307, (1.5, 1.5)), (8, (2, 2))),
+    ],
+)
+def test_of_two_numbers_for_one_element_the_last_one_counts(
+    any_strategy, dtype, before, first, second
+):
+    """And not bytes of both."""
+    dtype = np.dtype(dtype)
+
+    def write(strategy, one, again):
+        for part in strategy.experimental_local_results(one):
+            part[0] = np.array(first, dtype)
+        for part in strategy.experimental_local_results(again):
+            part[0] = np.array(second, dtype)
+
+    def step():
+        mine = np.full(2, np.array(before, dtype))
+        mr.get_replica_context().merge_call(write, args=(mine, mine))
+        return mine.tobytes()
+
+    expected = np.full(2, np.array(before, dtype))
+    expected[0] = np.array(second, dtype)
+    for found in any_strategy.experimental_local_results(any_strategy.run(step)):
+        mine = np.frombuffer(found, dtype)
+        np.testing.assert_array_equal(mine, expected)
+
+
+def test_the_error_of_a_merge_fn_is_told_and_not_what_is_wrong_with_a_copy(any_strategy):
+    arrays = {i: np.zeros(3) for i in local_ids(any_strategy)}
+
+    def turn(strategy, first, second, other):
+        for one in strategy.experimental_local_results(other):
+            one.dtype = np.uint64
+        for one in strategy.experimental_local_results(second):
+            one[0] = 1
+        raise KeyError("its own")
+
+    def step():
+        mine = arrays[mr.get_replica_context().replica_id_in_sync_group]
+        mr.get_replica_context().merge_call(turn, args=(mine, mine, np.zeros((3, 3))[:, 1]))
+
+    with pytest.raises(KeyError, match="its own"):
+        any_strategy.run(step)
+    for array in arrays.values():
+        np.testing.assert_array_equal(array, [1, 0, 0])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_write_into_what_refuses_it_is_told(any_strategy, order):
+    def unlock(strategy, first, second):
+        for one in strategy.experimental_local_results(second):
+            one.flags.writeable = True
+            one += 1
+
+    def step():
+        mine = np.zeros((2, 3), order=order)
+        locked = mine[:]
+        locked.flags.writeable = False
+        mr.get_replica_context().merge_call(unlock, args=(mine, locked))
+
+    with pytest.raises(ValueError, match="has written into an argument that refuses writes"):
+        any_strategy.run(step)
+    check_works(any_strategy)
+
+
 def test_an_empty_result_is_each_replicas_own(strategy):
     """So that what one of them returns, which is locked, refuses no write of another one."""
 
