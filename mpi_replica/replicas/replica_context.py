@@ -274,10 +274,9 @@ class ReplicaContext(Replica):
         object
             What `merge_fn` returned; of each PerReplica in it, this replica's component. An
             argument that it returns unchanged is the replica's own, with its graph (a view of one
-            may be of a copy); arrays and
-            `IndexedSlices` that are, or were given to, another replica's are copied. Any other
-            object, also an array of JAX, is one for all replicas of a rank: a replica copies what
-            it changes, or donates to a function of JAX.
+            may be of a copy); arrays and `IndexedSlices` that are, or were given to, another
+            replica's are copied. Any other object, also an array of JAX, is one for all replicas of
+            a rank: a replica copies what it changes, or donates to a function of JAX.
 
         Raises
         ------
@@ -291,7 +290,9 @@ class ReplicaContext(Replica):
             The nests of the arguments differ; on every rank.
         TypeError, ValueError
             `merge_fn` can't be called; `args` is no tuple or list; `kwargs` is no mapping; an
-            object that is no array can't be pickled, or has 2 GiB or more as pickle writes it.
+            object that is no array can't be pickled, or has 2 GiB or more as pickle writes it; of
+            an array in another order than C's, or in memory of another argument, `merge_fn` has
+            changed shape or dtype in place, or has written where the array refuses it.
 
         Notes
         -----
