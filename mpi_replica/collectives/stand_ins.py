@@ -60,7 +60,7 @@ class StandIn(NamedTuple):
         Raises
         ------
         ValueError
-            It is no array of that shape and dtype any more.
+            It is no array of that shape and dtype any more, or the argument refuses writes.
         """
         was, is_now = self.original, self.copy
         if tuple(was.shape) != tuple(is_now.shape) or was.dtype != is_now.dtype:
