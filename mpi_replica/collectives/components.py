@@ -79,10 +79,8 @@ class _Travelling(NamedTuple):
     @classmethod
     def of(cls, component: Any) -> Any:
         """Returns it for an array; anything else as it is."""
-        if isinstance(component, np.generic) or not _is_array(component):
-            return component
         origin = origin_of(component)
-        if origin is None and not isinstance(component, np.ndarray):
+        if not _is_array(component) or (origin is None and type(component) is not np.ndarray):
             return component
         array = np.asarray(to_numpy(component), order="C")
         return cls(array, origin, refuses_writes(component))

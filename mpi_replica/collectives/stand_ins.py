@@ -7,10 +7,9 @@ the copy is written into the argument afterwards.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -131,7 +130,8 @@ class StandIns:
     """
 
     def __init__(self, leaves: list[Any], originals: dict[int, Any]) -> None:
-        self._given = leaves
+        #: What the replica has given.
+        self.given = leaves
         #: These, with a copy of each that is in another order.
         self.leaves = leaves
         self.originals = originals
@@ -139,6 +139,8 @@ class StandIns:
         self.copies: dict[int, StandIn] = {}
         #: Those for arrays in memory that other replicas of the rank give, too.
         self.of_several: list[StandIn] = []
+        # The places of arrays, which have elements there.
+        self._arrays: list[int] = []
         #: Whether some may be in memory of others, or of other replicas' arguments.
         self.may_cross = False
         if _NO_ARRAYS.issuperset(map(type, leaves)):
@@ -146,15 +148,19 @@ class StandIns:
         places = []
         for place, leaf in enumerate(leaves):
             if type(leaf) is np.ndarray:
+                if not leaf.nbytes or leaf.dtype.hasobject:
+                    continue
                 flags = leaf.flags
-                if not flags.owndata:
-                    self.may_cross = True
-                if not flags.c_contiguous and leaf.nbytes and not leaf.dtype.hasobject:
-                    places.append(place)
-            elif type(leaf) not in _NO_ARRAYS and is_strided(leaf):
+                is_owner, is_ordered = flags.owndata, flags.c_contiguous
+            elif type(leaf) in _NO_ARRAYS or not is_strided(leaf):
+                continue
+            else:
+                is_owner, is_ordered = False, is_in_c_order(leaf)
+            self._arrays.append(place)
+            if not is_owner:
                 self.may_cross = True
-                if not is_in_c_order(leaf):
-                    places.append(place)
+            if not is_ordered:
+                places.append(place)
         if places:
             self.leaves = list(leaves)
             for place in places:
@@ -162,18 +168,12 @@ class StandIns:
         if self.copies or len({*map(id, leaves)}) < len(leaves):
             self.may_cross = True
 
-    @functools.cached_property
-    def extents(self) -> list[_Extent]:
-        """Where the arrays lie that the replica has given, in the order of memory."""
-        extents = []
-        for place, leaf in enumerate(self._given):
-            if type(leaf) is np.ndarray:
-                if leaf.nbytes and not leaf.dtype.hasobject:
-                    extents.append((*bounds_of(leaf), place))
-            elif type(leaf) not in _NO_ARRAYS and is_strided(leaf):
-                extents.append((*TorchWay.bounds(leaf), place))
-        extents.sort()
-        return extents
+    def extents(self) -> Iterator[_Extent]:
+        """Yields where the arrays lie that the replica has given."""
+        for place in self._arrays:
+            leaf = self.given[place]
+            bounds = bounds_of if type(leaf) is np.ndarray else TorchWay.bounds
+            yield *bounds(leaf), place
 
     def take_writes_as_given(self) -> None:
         """Has copies be written where that can be for which they stand in.
@@ -184,17 +184,13 @@ class StandIns:
             if isinstance(one.copy, np.ndarray):
                 one.copy.setflags(write=one.original.flags.writeable)
 
-    def given(self, place: int) -> Any:
-        """Returns what the replica has given there."""
-        return self._given[place]
-
     def put(self, place: int, row: list[Any]) -> StandIn | None:
         """Puts a copy of an array into `row`; none where numpy can't see its values.
 
         Returns it, also where it was there before.
         """
         found = self.copies.get(place)
-        leaf = self._given[place]
+        leaf = self.given[place]
         if found is None and (isinstance(leaf, np.ndarray) or _has_dtype(leaf)):
             self.copies[place] = found = StandIn.of(leaf)
             row[place] = found.copy
@@ -212,12 +208,10 @@ def separate(replicas: Sequence[StandIns], rows: Sequence[list[Any]]) -> None:
     extents = [
         (begin, end, (replica, place))
         for replica, one in enumerate(replicas)
-        for begin, end, place in one.extents
+        for begin, end, place in one.extents()
     ]
-    if len(replicas) > 1:
-        extents.sort()
-    for group in _crossing(extents):
-        leaves = [replicas[replica].given(place) for replica, place in group]
+    for group in _crossing(sorted(extents)):
+        leaves = [replicas[replica].given[place] for replica, place in group]
         number = len({replica for replica, _ in group})
         is_one = len({*map(id, leaves)}) == 1 and number == len(group)
         has_copies = any([place in replicas[replica].copies for replica, place in group])
@@ -285,7 +279,7 @@ def _of_whole_numbers(places: Array, dtype: np.dtype[Any]) -> Array:
     Half of the bytes of one number and half of another one would be a third one.
     """
     parts = _parts_of(dtype)
-    if len(parts) == 1 and dtype.itemsize in (1, 2, 4, 8):
+    if parts == [(0, dtype.itemsize)]:
         return np.repeat(_by_elements(places, dtype.itemsize), dtype.itemsize)
     rows = places.reshape(-1, dtype.itemsize)
     whole = np.zeros_like(rows)  # what is between fields is in no part
