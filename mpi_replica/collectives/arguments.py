@@ -7,6 +7,7 @@ arrays of `LAZY_BYTES` and more only dtype and shape go.
 from __future__ import annotations
 
 import dataclasses
+import io
 import marshal
 import math
 import pickle
@@ -27,6 +28,7 @@ from ..core.array_ways import Array
 from ..core.indexed_slices import IndexedSlices
 from ..core.units import in_units
 from ..core.values import DistributedValues, read_only
+from .blobs import loaded
 
 #: Array leaves of this size are gathered when somebody looks at them.
 LAZY_BYTES = 1 << 16
@@ -118,11 +120,10 @@ def own_copy(leaf: Any, entry: tuple[Any, ...] | None = None) -> Any:
 
 def _unpickled(data: bytes) -> Any:
     """Returns a leaf that was pickled; one of numpy can be written into."""
-    value = pickle.loads(data)
+    value = loaded(io.BytesIO(data))
     if isinstance(value, IndexedSlices):
         return value.changed(np.copy)  # other replicas have refused writes when it was pickled
-    # numpy loses what is written into a record as pickle makes it
-    return value.copy() if isinstance(value, np.void) else value
+    return value
 
 
 def require_packable(leaves: Sequence[Any]) -> None:

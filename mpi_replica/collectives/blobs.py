@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -38,6 +38,26 @@ def pickled(kind: str, value: Any, who: str) -> bytes:
             f"{kind} can't pickle the {type(value).__name__} of {who}. Give what it is made of."
             f" pickle raised {in_words(error)}"
         ) from error
+
+
+def loaded(file: IO[bytes]) -> Any:
+    """Returns the next object in a file of pickles."""
+    return _Unpickler(file).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return _scalar if found is _numpy_scalar else found
+
+
+_numpy_scalar: Any = np.void(b"").__reduce__()[0]
+
+
+def _scalar(dtype: np.dtype[Any], data: Any) -> Any:
+    """Returns what numpy makes of a pickled scalar, which loses what is written into a record."""
+    scalar = _numpy_scalar(dtype, data)
+    return scalar.copy() if isinstance(scalar, np.void) else scalar
 
 
 def payload_of(group: Group, blob: bytes, mark: int = 0) -> bytes:

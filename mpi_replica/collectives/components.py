@@ -130,19 +130,15 @@ def with_all_components(engine: Engine, value: Any) -> Any:
     else:  # nothing would fail on several ranks
         gathered = [[None] * len(places)] * len(ids)
     for number, (place, column) in enumerate(zip(places, columns, strict=True)):
-        components = [_arrived(row[number], column[0]) for row in gathered]
+        components = [
+            one.arrived(column[0]) if isinstance(one, _Travelling) else one
+            for one in [row[number] for row in gathered]
+        ]
         for i, one in zip(ids, column, strict=True):
             is_moved = is_strided(one) and not is_in_c_order(one)
             components[i] = copied_in_c_order(one) if is_moved else one
         leaves[place] = PerReplica(components)
     return nest.unflatten(structure, leaves)
-
-
-def _arrived(component: Any, beside: Any) -> Any:
-    if isinstance(component, _Travelling):
-        return component.arrived(beside)
-    # numpy loses what is written into a record as pickle makes it
-    return component.copy() if isinstance(component, np.void) else component
 
 
 def _is_array(component: Any) -> bool:

@@ -69,8 +69,8 @@ def reduce(
 
     def of_shared(shared: Any, path: str) -> Any:
         op = ReduceOp.of(reduce_op)
+        _require_returned(f"{kind}({op.name})", shared, path)
         if op in (ReduceOp.SUM, ReduceOp.PROD):
-            _require_returned(f"{kind}({op.name})", shared, path)
             raise ValueError(
                 f"{kind}({op.name}) of {shared!r} (value{path}), which is no value per replica: it"
                 " is the same on all of them, so it is not clear how often it counts. Pass what"

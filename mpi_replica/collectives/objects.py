@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite
 from .agreement.steps import Agree, Steps
-from .blobs import all_blobs, payload_of, pickled
+from .blobs import all_blobs, loaded, payload_of, pickled
 
 
 class ObjectGather(Call):
@@ -70,7 +69,7 @@ def _loaded(kind: str, blobs: Sequence[memoryview], layout: Layout) -> Iterator[
         file = io.BytesIO(data)
         for replica_id in layout.replica_ids(rank):
             try:
-                yield pickle.load(file)
+                yield loaded(file)
             except MemoryError:
                 raise
             except Exception as error:

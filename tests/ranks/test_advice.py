@@ -117,6 +117,8 @@ def test_a_step_that_returned_nothing_is_told_so(strategy):
     for call in (
         lambda: strategy.reduce("SUM", nothing, axis=None),
         lambda: strategy.reduce("PROD", {"loss": nothing}, axis=None),
+        lambda: strategy.reduce("MEAN", nothing, axis=None),
+        lambda: strategy.reduce("MAX", nothing, axis=0),
         lambda: strategy.gather(nothing, axis=0),
     ):
         error = raises_everywhere(ValueError, call)

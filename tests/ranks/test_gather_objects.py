@@ -57,6 +57,18 @@ def test_each_rank_gets_the_objects_of_all_replicas_in_their_order(strategy, nam
     assert found == tuple(make(i) for i in range(strategy.num_replicas_in_sync))
 
 
+def test_records_that_came_can_be_written_into(strategy):
+    # numpy loses it in one that pickle makes (numpy 2.5)
+    dtype = np.dtype([("a", int), ("b", object)])
+    found = strategy.gather_objects(of_replicas(strategy, lambda i: [np.zeros(1, dtype)[0]]))
+    for i, (record,) in enumerate(found):
+        record["a"] = i
+        record["b"] = "x"
+    assert [record.item() for (record,) in found] == [
+        (i, "x") for i in range(strategy.num_replicas_in_sync)
+    ]
+
+
 def test_a_nest_of_what_run_returned_gives_a_nest_for_each_replica(strategy):
     value = strategy.run(lambda: {"loss": replica_id() / 2, "of": [f"{replica_id()}", None]})
     assert strategy.gather_objects(value) == tuple(
