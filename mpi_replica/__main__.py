@@ -27,9 +27,10 @@ from .ranks.watch.event_log import (
     clear_parts,
     folder_of_parts,
     make_folder_of_parts,
+    names_of_parts,
 )
 from .trace import plot, table
-from .trace.trace_file import has_parts, merge, read
+from .trace.trace_file import merge, read
 
 # That of argparse for a mistake in the command line.
 _NOT_STARTED = 2
@@ -255,7 +256,7 @@ def _add_trace(commands: _Parsers) -> None:
 
 def _trace(options: argparse.Namespace) -> int:
     try:
-        if has_parts(options.file):
+        if names_of_parts(options.file):
             merge(options.file, is_over=False)
         found = read(options.file)
         if options.plot:

@@ -35,7 +35,9 @@ def results(draw):
 def arrays_of(wanted):
     """The arrays that there are, and that have items."""
     return [
-        array for array in Allocation(wanted).make(MemoryPool()) if array is not None and array.size
+        array
+        for array in Allocation(wanted).make(MemoryPool().lend)
+        if array is not None and array.size
     ]
 
 
@@ -44,7 +46,7 @@ def arrays_of(wanted):
 
 @given(results())
 def test_arrays_have_the_dtypes_and_shapes_and_are_c_contiguous_aligned_and_writable(wanted):
-    for about, array in zip(wanted, Allocation(wanted).make(MemoryPool()), strict=True):
+    for about, array in zip(wanted, Allocation(wanted).make(MemoryPool().lend), strict=True):
         if about is None:
             assert array is None
         else:
@@ -57,7 +59,7 @@ def test_arrays_have_the_dtypes_and_shapes_and_are_c_contiguous_aligned_and_writ
 def test_arrays_share_no_byte_with_each_other_nor_with_those_of_the_next_time(wanted):
     allocation = Allocation(wanted)
     pool = MemoryPool()
-    kept = [*allocation.make(pool), *allocation.make(pool)]
+    kept = [*allocation.make(pool.lend), *allocation.make(pool.lend)]
     spans = sorted(byte_bounds(array) for array in kept if array is not None and array.size)
     assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(spans))
 
@@ -91,6 +93,6 @@ def test_a_result_that_is_kept_keeps_16_mib_at_most_beside_its_own(wanted):
 def test_where_results_have_4_mib_together_they_begin_where_the_system_has_large_pages(
     count, items
 ):
-    made = Allocation([(np.dtype("f8"), (items,))] * count).make(MemoryPool())
+    made = Allocation([(np.dtype("f8"), (items,))] * count).make(MemoryPool().lend)
     assert made[0].ctypes.data % (2 * MIB) == 0
     assert len({id(array.base) for array in made}) == 1

@@ -76,13 +76,6 @@ def marks(payloads: Sequence[bytes]) -> list[int]:
     return [data[0] >> 1 for data in payloads]
 
 
-def inline_blobs(payloads: Sequence[bytes]) -> list[memoryview] | None:
-    """Returns the blob of each rank, where all of them came with the header."""
-    if any([data[0] & _FOLLOWS for data in payloads]):
-        return None
-    return [memoryview(data)[1:] for data in payloads]
-
-
 def all_blobs(group: Group, blob: bytes) -> Steps[list[memoryview]]:
     """Returns the blob of each rank, in rank order; their payloads have come.
 
@@ -91,11 +84,10 @@ def all_blobs(group: Group, blob: bytes) -> Steps[list[memoryview]]:
     """
     sizes = group.sizes
     payloads = sizes.payloads()
-    blobs = inline_blobs(payloads)
-    if blobs is not None:
+    if not any([data[0] & _FOLLOWS for data in payloads]):
         if sizes.are_larger:
             sizes.learn(sizes.size_of(max(map(len, payloads))))
-        return blobs
+        return [memoryview(data)[1:] for data in payloads]
     lengths = [
         _LENGTH.unpack(data[1:])[0] if data[0] & _FOLLOWS else len(data) - 1 for data in payloads
     ]

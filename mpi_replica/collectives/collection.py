@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.array_ways import Array
 from ..core.dtypes import is_text
-from ..core.gpu_tensors import Lender
+from ..core.gpu_tensors import Lend
 from ..core.layout import Layout
 from .agreement.group import Group
 from .agreement.steps import Gather, Steps
@@ -26,8 +26,8 @@ class OneRow:
     It is what `Collection` does, without what several leaves, rows and replicas need.
     """
 
-    def __init__(self, gathering: Gathering, leaf: Array, memory: Lender) -> None:
-        self.results = gathering.allocation.make(memory)
+    def __init__(self, gathering: Gathering, leaf: Array, lend: Lend) -> None:
+        self.results = gathering.allocation.make(lend)
         self._rank_bytes = gathering.leaves[0].rank_row_bytes
         self._leaf = leaf
 
@@ -38,12 +38,12 @@ class OneRow:
 
 
 def collection(
-    group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]], memory: Lender
+    group: Group, gathering: Gathering, contributions: Sequence[Sequence[Array]], lend: Lend
 ) -> OneRow | Collection:
-    """Returns what moves the C-contiguous leaves of each local replica; `memory` is for results."""
+    """Returns what moves the C-contiguous leaves of each local replica; results are `lend`'s."""
     if gathering.is_one_row and gathering.result_bytes and group.layout.has_one_each:
-        return OneRow(gathering, contributions[0][0], memory)
-    return Collection(group, gathering, contributions, memory)
+        return OneRow(gathering, contributions[0][0], lend)
+    return Collection(group, gathering, contributions, lend)
 
 
 class Collection:
@@ -64,7 +64,7 @@ class Collection:
         group: Group,
         gathering: Gathering,
         contributions: Sequence[Sequence[Array]],
-        memory: Lender,
+        lend: Lend,
     ) -> None:
         self._layout = group.layout
         self._gathering = gathering
@@ -75,7 +75,7 @@ class Collection:
             if is_text(blocks.dtype):
                 column = [leaf.astype(blocks.dtype, copy=False) for leaf in column]
             self._columns.append(column)
-        self.results = gathering.allocation.make(memory)
+        self.results = gathering.allocation.make(lend)
         self._scratch = group.scratch(gathering.scratch_bytes)
 
     def steps(self) -> Steps[list[Array]]:

@@ -90,19 +90,16 @@ def gather(
     engine: Engine,
     value: Any,
     axis: Any,
-    options: CommunicationOptions | None,
     *,
     plain_is_component: bool = False,
 ) -> Any:
     """Returns the nest `value` with the components of each leaf concatenated. Collective."""
     engine.check_thread("gather")  # also where all components are at hand
-    leaves = _Leaves(engine, "gather", value, options, lambda: f"axis={axis!r}", plain_is_component)
+    leaves = _Leaves(engine, "gather", value, None, lambda: f"axis={axis!r}", plain_is_component)
     structure = leaves.structure
 
     def combine(perform: _Perform, rows: _Rows, paths: Sequence[str]) -> list[Any]:
-        call = engine.make(
-            "gather", options, AllGather, "gather", axis, rows, structure, None, paths
-        )
+        call = engine.make("gather", None, AllGather, "gather", axis, rows, structure, None, paths)
         return perform(call)
 
     def of_shared(shared: Any, path: str) -> Any:

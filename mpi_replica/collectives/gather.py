@@ -193,8 +193,8 @@ class AllGather(Call):
         self.gathering = gathering
 
         def make() -> OneRow | Collection:
-            pool = lender(self.leaves[0], group.pool)
-            return collection(group, gathering, contributions, pool)
+            lend = lender(self.leaves[0], group.pool.lend)
+            return collection(group, gathering, contributions, lend)
 
         if gathering.result_bytes > LARGE_BYTES:
             made = yield Agree(lambda: (b"", make()))

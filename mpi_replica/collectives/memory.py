@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.array_ways import Array
-from ..core.gpu_tensors import Lender
+from ..core.gpu_tensors import Lend
 
 _BLOCK_BYTES = 1 << 24
 # Of results that have less together each has a block of its own.
@@ -65,13 +65,13 @@ class Allocation:
             size = stop - start
             self._blocks.append((size, [(index, 0, size, dtype, shape)]))
 
-    def make(self, memory: Lender) -> list[Array]:
+    def make(self, lend: Lend) -> list[Array]:
         """Returns an uninitialised C-contiguous array for each result."""
         made: list[Any] = [None] * self._count
         for index, dtype, shape in self._small:
             made[index] = np.empty(shape, dtype)
         for size, places in self._blocks:
-            block = memory.lend(size)
+            block = lend(size)
             for index, start, stop, dtype, shape in places:
                 made[index] = block[start:stop].view(dtype).reshape(shape)
         return made

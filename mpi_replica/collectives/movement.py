@@ -109,12 +109,8 @@ class Movement:
     def __init__(self, task: Task, ordered: OrderedWay | None) -> None:
         group, plan = task.group, task.plan
         self._task = task
-        self._group = group
-        self._plan = plan
         self._ways: ChoiceOfWay = group.kept[ChoiceOfWay]
         self._ordered = ordered or self._ways.narrow
-        self._contributions = task.contributions
-        self._results = task.results
         self._delivery = PackDelivery(plan, task.results, has_outputs=task.has_outputs)
         scratch_bytes = plan.scratch_bytes
         if plan.is_ordered:
@@ -124,14 +120,14 @@ class Movement:
 
     def steps(self) -> Steps[None]:
         """Moves everything."""
-        plan = self._plan
-        if self._group.layout.has_one_each and not plan.is_ordered and plan.op in _BY_MPI_ALONE:
+        plan, group = self._task.plan, self._task.group
+        if group.layout.has_one_each and not plan.is_ordered and plan.op in _BY_MPI_ALONE:
             return self._steps()
-        return self._group.quiet(self._steps())
+        return group.quiet(self._steps())
 
     def _steps(self) -> Steps[None]:
         """Moves what has no order first, and all else together, so that a window is never idle."""
-        plan, work, unordered = self._plan, self._work, self._ways.unordered
+        plan, work, unordered = self._task.plan, self._work, self._ways.unordered
         for pack in plan.packs:
             if not pack.is_ordered:
                 parts = self._parts_of_pack(pack, ALL_CHUNKS)
@@ -144,7 +140,7 @@ class Movement:
 
     def _parts_of_pack(self, pack: Pack, chunks: slice) -> list[Part]:
         """Returns the part of these chunks; none where they are empty, which has its results."""
-        part = PackPart(pack, chunks, self._contributions, self._delivery)
+        part = PackPart(pack, chunks, self._task.contributions, self._delivery)
         if part.length:
             return [part]
         self._work.scratch.clear()
@@ -153,16 +149,16 @@ class Movement:
 
     def _pieces(self, stream: Stream) -> Iterator[Part]:
         for piece in stream.cut(self._task.most_items(stream)):
-            yield StreamPart(stream, piece, self._contributions, self._results)
+            yield StreamPart(stream, piece, self._task.contributions, self._task.results)
 
     def _ordered_parts(self) -> Iterator[Part]:
         part_bytes = self._ordered.part_bytes
-        for pack in self._plan.packs:
+        for pack in self._task.plan.packs:
             if pack.is_ordered:
                 for chunks in groups_of_chunks(pack, part_bytes):
                     yield from self._parts_of_pack(pack, chunks)
-        for stream in self._plan.streams:
+        for stream in self._task.plan.streams:
             if stream.is_ordered:
                 most = min(part_bytes // stream.dtype.itemsize, stream.piece)
                 for piece in stream.cut(most):
-                    yield StreamPart(stream, piece, self._contributions, self._results)
+                    yield StreamPart(stream, piece, self._task.contributions, self._task.results)

@@ -269,7 +269,7 @@ class AllReduce(Call):
         """Returns what moves the data, with all the memory that it needs."""
         outputs = self.outputs
         results = [
-            self.plan.allocation.make(lender(call.leaves[0], group.pool))
+            self.plan.allocation.make(lender(call.leaves[0], group.pool.lend))
             if call.outputs is None
             else call.outputs.leaves
             for call in calls

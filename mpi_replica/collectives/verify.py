@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..core import nest, object_state
 from ..core.digests import DIGEST_BYTES
 from ..core.exceptions import DivergenceError, StructureMismatchError
-from ..core.layout import Layout, grouped
+from ..core.layout import Layout, grouped, listed
 from ..core.options import CommunicationOptions
 from ..core.values import DistributedValues, PerReplica, per_replica
 from .agreement.call import Call
@@ -26,8 +26,6 @@ from .agreement.steps import Agree, Raise, Steps, Texts
 from .contents import Content, content_of, element_name, element_texts
 from .difference_search import SMALL_BYTES, Difference, differing_units, search
 
-# More groups of replicas, or leaves, are counted only.
-_MOST_SHOWN = 8
 # For values of ranks, and of replicas.
 _ADVICE = (
     "What is mirrored must be given the same value on all {}: what all_reduce, reduce or"
@@ -191,13 +189,13 @@ class Verification(Call):
         """
         path, name, _, is_per_replica, owner = self.leaves[differing[0]]
         what = path if name is None else f"{name} ({path})"
-        held = _listed([f"{text} on {layout.describe(ids)}" for text, ids in sides.items()], "; ")
+        held = listed([f"{text} on {layout.describe(ids)}" for text, ids in sides.items()], "; ")
         text = f"{self.kind} at {self.site.line}: {what} differs: {where}{held}."
         if list(sides.values()) != groups:
-            those = _listed([layout.describe(ids) for ids in groups], " and ")
+            those = listed([layout.describe(ids) for ids in groups], " and ")
             text += f" As a whole it differs between {those}."
         if len(differing) > 1:
-            further = _listed([self.leaves[index].path for index in differing[1:]], ", ")
+            further = listed([self.leaves[index].path for index in differing[1:]], ", ")
             text += f" Further leaves that differ: {further}."
         advice = _ADVICE.format("replicas" if is_per_replica else "ranks")
         way_on = _way_on(name, owner, is_per_replica)
@@ -287,11 +285,6 @@ def _way_on(name: str | None, owner: tuple[Any, str] | None, is_per_replica: boo
             "strategy.experimental_local_results(value)[0])"
         )
     return "rank 0 has: value = strategy.extended.broadcast_to(value)"
-
-
-def _listed(words: Sequence[str], separator: str) -> str:
-    more = [f"{len(words) - _MOST_SHOWN} more"] if len(words) > _MOST_SHOWN else []
-    return separator.join([*words[:_MOST_SHOWN], *more])
 
 
 def _unit_bytes(content: Content) -> int:

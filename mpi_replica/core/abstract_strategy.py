@@ -49,11 +49,6 @@ class AbstractStrategy:
         """Whether a step is under way, and the code that runs now is in none of its replicas."""
         raise NotImplementedError
 
-    @property
-    def extended(self) -> Any:
-        """Further methods, for library code."""
-        raise NotImplementedError
-
     def name_of_variable(self, value: Any) -> str | None:
         """Returns a name for a variable; None for anything else."""
         raise NotImplementedError

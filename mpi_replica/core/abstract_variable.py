@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,14 +42,6 @@ class AbstractVariable(DistributedValues):
         """Whether it has one value, and not a component for each replica."""
         raise NotImplementedError
 
-    def value(self) -> Any:
-        """Returns the value that is seen here."""
-        raise NotImplementedError
-
     def put_back(self, fill: Callable[[Array], None]) -> None:
         """Takes what `value` gave above the replicas, which `fill` writes into an array."""
-        raise NotImplementedError
-
-    def put_back_components(self, components: Mapping[int, Array]) -> None:
-        """Holds these components of a variable that is synchronized on read, and no others."""
         raise NotImplementedError

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -93,25 +93,18 @@ class ToGpus:
             }
 
 
-class Lender(Protocol):
-    """Lends memory, as `MemoryPool` does."""
-
-    def lend(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Returns uninitialised memory, which comes back when no array refers to it any more."""
+Lend: TypeAlias = Callable[[int], npt.NDArray[np.uint8]]
 
 
-class PageLockedMemory:
-    """Lends memory from which GPUs copy by themselves; torch keeps what comes back."""
-
-    def lend(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Returns uninitialised memory, which comes back when no array refers to it any more."""
-        lent: npt.NDArray[np.uint8] = _block(size_bytes).numpy()
-        return lent
+def page_locked_bytes(size_bytes: int) -> npt.NDArray[np.uint8]:
+    """Returns memory from which GPUs copy by themselves; torch keeps what comes back."""
+    lent: npt.NDArray[np.uint8] = _block(size_bytes).numpy()
+    return lent
 
 
-def lender(leaves: Sequence[Any], pool: Lender) -> Lender:
-    """Returns who lends memory for results that are given back as `leaves` are."""
-    return PageLockedMemory() if _are_on_gpus(leaves) else pool
+def lender(leaves: Sequence[Any], lend: Lend) -> Lend:
+    """Returns what lends memory for results that are given back as `leaves` are."""
+    return page_locked_bytes if _are_on_gpus(leaves) else lend
 
 
 def _are_on_gpus(leaves: Sequence[Any]) -> bool:
@@ -166,7 +159,7 @@ def _size_of_block(sizes: Sequence[int]) -> int:
 
 
 def _inside_of_block(array: np.ndarray[Any, Any]) -> Any:
-    """Returns an array that lies in memory of `PageLockedMemory` as a tensor there; None of others.
+    """Returns an array in memory of `page_locked_bytes` as a tensor there; None of others.
 
     As a part of torch's own tensor: so torch knows of the block that a GPU reads it.
     """

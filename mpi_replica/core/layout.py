@@ -9,6 +9,8 @@ from typing import TypeVar
 
 _Value = TypeVar("_Value", bound=Hashable)
 
+# More entries of a text are counted only.
+_MOST_LISTED = 8
 # Of runs of numbers in a text.
 _MOST_RUNS = 16
 
@@ -168,6 +170,12 @@ def sides(values: Sequence[_Value], words: Callable[[_Value], str] = str) -> str
     """
     groups = grouped(values).items()
     return "; ".join(f"{numbers_text('rank', ranks)}: {words(value)}" for value, ranks in groups)
+
+
+def listed(texts: Sequence[str], between: str = "; ") -> str:
+    """Returns one text of the first ones, and how many there are beside."""
+    more = len(texts) - _MOST_LISTED
+    return between.join([*texts[:_MOST_LISTED], *([f"{more} more"] if more > 0 else [])])
 
 
 def grouped(values: Iterable[_Value]) -> dict[_Value, list[int]]:

@@ -567,12 +567,8 @@ def local_results(
         elif isinstance(leaf, DistributedValues) and leaf.components(()) is not None:
             leaf.require(layout.num_replicas)
             held.append(local_replica_ids)
-    if not held and nest.structure_text(structure) == "*":
-        (leaf,) = leaves
-        if not isinstance(leaf, DistributedValues):
-            return (leaf,)
-        components = leaf.components(local_replica_ids)
-        return (leaf.shared_value(),) if components is None else tuple(components)
+    if nest.structure_text(structure) == "*" and not isinstance(leaves[0], DistributedValues):
+        return (leaves[0],)
     ids = min(held, key=len) if held else replica_ids or local_replica_ids
     rows = []
     for leaf in leaves:

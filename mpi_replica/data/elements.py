@@ -316,14 +316,6 @@ def own_parts_of(batch: Any, wanted: Sequence[slice], rows: int) -> list[Any]:
     return parts if is_whole else own_copy(parts)
 
 
-def cut_batch(
-    batch: Any, cut: Callable[[int], Sequence[slice]], where: Callable[[], str]
-) -> tuple[int, list[Any]]:
-    """Returns how many rows a batch has, and the parts of them that are wanted."""
-    rows = row_count(batch, where)
-    return rows, own_parts_of(batch, cut(rows), rows)
-
-
 def require_fit(one: Any, other: Any, where: str) -> None:
     """Raises unless elements with these specs can follow one another: shapes may differ.
 

@@ -96,14 +96,16 @@ class Pipelines:
             sharing = layout.replica_ids(number)
             mine = [position for position, i in enumerate(sharing) if i in replica_ids]
             source = self._source(number)
-            is_dataset = isinstance(source, Dataset)
-            reading = contextlib.nullcontext() if is_dataset else Reading(epoch)
-            with reading:
-                elements = _elements(source, epoch, start * len(sharing))
-            if not is_dataset:
-                # All of a step are read before any is used, and may come in one and the same
-                # memory; and a step may write into them.
-                elements = map(copied_batch, elements)
+            first = start * len(sharing)
+            reading: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+            if isinstance(source, Dataset):
+                elements = elements_of(source, epoch, first)
+            else:
+                reading = Reading(epoch)
+                with reading:
+                    # All of a step are read before any is used, and may come in one and the same
+                    # memory; and a step may write into them.
+                    elements = map(copied_batch, itertools.islice(source, first, None))
             of_pipelines.append((elements, reading, len(sharing), mine))
         own_rows = reading_own_rows if self._per_replica else contextlib.nullcontext
         while True:
@@ -115,13 +117,6 @@ class Pipelines:
             yield values
             if all(value is END for value in values):
                 return
-
-
-def _elements(source: Any, epoch: int, start: int) -> Iterator[Any]:
-    """Returns an iterator over one epoch of a source, without its first elements."""
-    if isinstance(source, Dataset):
-        return elements_of(source, epoch, start)
-    return itertools.islice(source, start, None)
 
 
 def check_source(source: Any, name: str) -> None:

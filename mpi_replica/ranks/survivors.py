@@ -277,14 +277,14 @@ class Survivors:
             self._farewell = ""
         if self.transport is not None and not self.transport.has_told_loss:
             yield from agree_in_steps(self._mpi, self.transport.communicator, 0)
-        word, _ = yield from agree_in_steps(self._mpi, self._world, _HAS_ENDED)
+        word = yield from agree_in_steps(self._mpi, self._world, _HAS_ENDED)
         if word != _HAS_ENDED:
             with contextlib.suppress(RankLostError):
                 self.come_together(lambda _: None)
 
     def _agree(self, word: int) -> int:
         """Returns the bits that the words of all living ranks have in common."""
-        return agree(self._mpi, self._world, word)[0]
+        return agree(self._mpi, self._world, word)
 
     def share(self, value: Any) -> Any:
         """Returns what the first rank gives, also to those that wait. Collective."""

@@ -118,7 +118,7 @@ def shrink(communicator: Any) -> Any:
         return communicator.Shrink()
 
 
-def agree(mpi: Any, communicator: Any, word: int) -> tuple[int, bool]:
+def agree(mpi: Any, communicator: Any, word: int) -> int:
     """Returns the bits that the words of all living ranks have in common. Collective.
 
     Parameters
@@ -133,8 +133,6 @@ def agree(mpi: Any, communicator: Any, word: int) -> tuple[int, bool]:
     -------
     int
         The same on all ranks, whether ranks have died or not.
-    bool
-        Whether it came out that a rank has died.
     """
     steps = agree_in_steps(mpi, communicator, word)
     start = monotonic()
@@ -146,9 +144,7 @@ def agree(mpi: Any, communicator: Any, word: int) -> tuple[int, bool]:
         pause(monotonic() - start)
 
 
-def agree_in_steps(
-    mpi: Any, communicator: Any, word: int
-) -> Generator[None, None, tuple[int, bool]]:
+def agree_in_steps(mpi: Any, communicator: Any, word: int) -> Generator[None, None, int]:
     """Does as `agree`; yields while it goes on."""
     words = np.array([word], np.int32)
     try:
@@ -158,5 +154,4 @@ def agree_in_steps(
     except mpi.Exception as error:
         if not is_loss(mpi, error):
             raise
-        return int(words[0]), True
-    return int(words[0]), False
+    return int(words[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ..core.exceptions import ContextError
 from ..core.imported_libraries import imported_library
 from ..core.indexed_slices import IndexedSlices
 from .memory_of_replicas import MADE_APART
+
+if TYPE_CHECKING:
+    from .torch_shared_state import TensorVersion
 
 _INSTEAD = (
     "Write into a copy, or give each replica one of its own (of torch a module and an optimizer),"
@@ -53,13 +56,6 @@ class LendingReplica(Protocol):
     error: BaseException | None
 
 
-class TensorLook(Protocol):
-    """A tensor as it was."""
-
-    def is_written(self) -> bool:
-        """Returns whether it was written since."""
-
-
 def _with_its_bytes(array: Array) -> Array:
     """Returns an array of the same memory of which the elements are all that is there."""
     if type(array) is not np.ndarray:
@@ -90,7 +86,7 @@ class LentArrays:
         self._views: list[Array] = []
         #: With the elements that each had, or how it was.
         self._samples: list[tuple[LendingReplica, int, Array, bytes]] = []
-        self._tensors: list[tuple[LendingReplica, int, TensorLook]] = []
+        self._tensors: list[tuple[LendingReplica, int, TensorVersion]] = []
 
     @property
     def refuse_writes(self) -> bool:

@@ -10,10 +10,9 @@ run functions of the program.
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any, NoReturn, cast
 
@@ -22,26 +21,20 @@ from greenlet import getcurrent
 
 from ..collectives.agreement.agreement import MOST_REFUSALS
 from ..collectives.agreement.call import Call
-from ..collectives.agreement.site import CallSite, function_identity
 from ..collectives.agreement.stand import Note, Stand
 from ..collectives.merge import MergeCall
-from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import current_state
 from ..core.digests import digest_of
 from ..core.exceptions import add_note
 from ..core.key_order import with_sorted_keys
-from ..core.options import CommunicationOptions
 from ..core.randomness import put_state, state_of
 from ..core.tracebacks import let_go
 from ..core.values import per_replica
 from ..ranks.watch import event_log
 from .kept_by_runs import KeptByRuns
-from .lent_arrays import LentArrays
 from .merge_fn import comparable, run_merge_fn, unpacked
-from .run_arguments import RunArguments
 from .run_end import RunEnd
-from .run_libraries import libraries_of_run
 from .seat import Seat, SharedRun
 
 # What most of them return.
@@ -54,44 +47,12 @@ _NO_VALUE = ("none",)
 class Run(SharedRun):
     """One call of ``strategy.run`` on this rank."""
 
-    def __init__(
-        self,
-        strategy: StrategyBase,
-        fn: Callable[..., Any],
-        arguments: RunArguments,
-        site: CallSite,
-        options: CommunicationOptions,
-    ) -> None:
-        self.strategy = strategy
-        self.fn = fn
-        seats, self.mirrored, self.shared = arguments
-        self.identity = function_identity(fn)
-        self.identity.require_eager("strategy.run")
-        self.site = site
-        self.options = options
-        self.engine = strategy.engine
-        last = len(seats) - 1
-        self.seats = [Seat(self, i, i < last, *seat) for i, seat in enumerate(seats)]
-        self.is_alone = len(self.seats) == 1
-        self.lent = None if self.is_alone else LentArrays()
-        #: Where what is printed goes. One that has redirected it, in a ``with`` over a collective,
-        #: has that for itself: each would put back what another one has set, in the order of ids.
-        self.stdout, self.stderr = sys.stdout, sys.stderr
-        #: Whether all ranks have agreed that it has ended.
-        self._end_is_agreed = False
-        #: Whether a merge_fn runs, or has failed.
-        self._is_merging = False
-        #: The generator of all ranks, if a merge_fn has used it, and the state that this has found.
-        self._random: tuple[np.random.Generator, Any] | None = None
-        self.libraries = libraries_of_run(
-            len(self.seats),
-            strategy.num_replicas_in_sync,
-            asks_for_threads=strategy.replica_threads,
-        )
-        self.takes_turns = bool(self.shared) or self.libraries.process_states is not None
-        #: What performs the calls. No greenlet where there are threads: objects that outlive a
-        #: thread and know a greenlet of it crash the garbage collector (greenlet 3.5).
-        self._hub = threading.current_thread() if self.libraries.has_threads else getcurrent()
+    #: Whether all ranks have agreed that it has ended.
+    _end_is_agreed = False
+    #: Whether a merge_fn runs, or has failed.
+    _is_merging = False
+    #: The generator of all ranks, if a merge_fn has used it, and the state that this has found.
+    _random: tuple[np.random.Generator, Any] | None = None
 
     def execute(self, kept: KeptByRuns) -> Any:
         """Runs the function on all local replicas; returns what they returned, merged."""

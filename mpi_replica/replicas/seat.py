@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,8 +14,7 @@ import numpy as np
 from ..collectives.agreement.agreement import MOST_REFUSALS, CurrentRun
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.driver import in_the_middle_of
-from ..collectives.agreement.site import CallSite, FunctionIdentity
-from ..collectives.engine import Engine
+from ..collectives.agreement.site import CallSite, function_identity
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.abstract_strategy import CountsEpochs
@@ -31,9 +31,9 @@ from . import lent_arrays
 from .lent_arrays import LentArrays
 from .replica import require_unstaged_call
 from .replica_context import ReplicaContext
+from .run_arguments import RunArguments
 from .run_end import RunEnd
-from .run_libraries import RunLibraries
-from .shared_objects import SharedObjects
+from .run_libraries import libraries_of_run
 from .storage import Storage
 from .worker import Worker
 
@@ -54,29 +54,45 @@ class SharedRun(CurrentRun):
 
     #: What came up where it did, for the hub.
     failure: BaseException | None = None
-    site: CallSite
-    options: CommunicationOptions
-    strategy: StrategyBase
-    engine: Engine
-    fn: Callable[..., Any]
-    identity: FunctionIdentity
-    #: Whether this rank has one replica, which performs its calls itself.
-    is_alone: bool
-    libraries: RunLibraries
-    #: What the local replicas that wait have given to their calls, and others have returned; None
-    #: where there is one.
-    lent: LentArrays | None
-    #: Of torch's tensors that all replicas get, if there are some.
-    mirrored: Any
-    #: What finds changes of what several replicas of this rank share: modules and tensors of torch,
-    #: generators.
-    shared: Sequence[SharedObjects[Any]]
-    #: Whether its replicas have things of their own in the same places, while they take turns.
-    takes_turns: bool
-    #: Standard output and error where it began.
-    stdout: Any
-    stderr: Any
-    seats: Sequence[Seat]
+
+    def __init__(
+        self,
+        strategy: StrategyBase,
+        fn: Callable[..., Any],
+        arguments: RunArguments,
+        site: CallSite,
+        options: CommunicationOptions,
+    ) -> None:
+        self.strategy = strategy
+        self.fn = fn
+        #: `mirrored` are torch's tensors that all replicas get, if there are some; `shared` finds
+        #: changes of what replicas of this rank share, as modules of torch and generators.
+        seats, self.mirrored, self.shared = arguments
+        self.identity = function_identity(fn)
+        self.identity.require_eager("strategy.run")
+        self.site = site
+        self.options = options
+        self.engine = strategy.engine
+        last = len(seats) - 1
+        self.seats = [Seat(self, i, i < last, *seat) for i, seat in enumerate(seats)]
+        #: Whether this rank has one replica, which performs its calls itself.
+        self.is_alone = len(self.seats) == 1
+        #: What the local replicas that wait have given to their calls, and others have returned.
+        self.lent = None if self.is_alone else LentArrays()
+        #: Where what is printed goes. One that has redirected it, in a ``with`` over a collective,
+        #: has that for itself: each would put back what another one has set, in the order of ids.
+        self.stdout, self.stderr = sys.stdout, sys.stderr
+        self.libraries = libraries_of_run(
+            len(self.seats),
+            strategy.num_replicas_in_sync,
+            asks_for_threads=strategy.replica_threads,
+        )
+        #: Whether its replicas have things of their own in the same places, while they take turns.
+        self.takes_turns = bool(self.shared) or self.libraries.process_states is not None
+        #: What performs the calls. No greenlet where there are threads: objects that outlive a
+        #: thread and know a greenlet of it crash the garbage collector (greenlet 3.5).
+        here = threading.current_thread if self.libraries.has_threads else greenlet.getcurrent
+        self._hub = here()
 
     def end_with(self, value: Any, replica_id: int | None = None) -> RunEnd:
         """Returns the end of the run, for a replica or for all of this rank that return a value."""

@@ -341,9 +341,7 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         array([1, 2, 1, 2])
         """
         require_cross_replica(self, "gather")
-        return cross_replica.gather(
-            self.engine, value, axis, None, plain_is_component=self.is_default
-        )
+        return cross_replica.gather(self.engine, value, axis, plain_is_component=self.is_default)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of `value` that are here, as a tuple.

@@ -23,7 +23,6 @@ from ..ranks.watch.event_log import (
     EventKind,
     clear_parts,
     folder_of_parts,
-    names_of_parts,
 )
 from .summary import summary
 from .timeline import UNDECIDED, Timeline
@@ -73,11 +72,6 @@ def _write(path: str, timeline: Timeline, found: dict[str, Any]) -> None:
             file.write(before + encode(event))
             before = ",\n"
         file.write("\n]}\n")
-
-
-def has_parts(path: str) -> bool:
-    """Returns whether ranks have left what `merge` makes a trace of."""
-    return bool(names_of_parts(path))
 
 
 def read(path: str) -> dict[str, Any]:

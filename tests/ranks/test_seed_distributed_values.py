@@ -163,7 +163,9 @@ class TestMirrored:
         assert float(mirrored) == total
         assert np.asarray(mirrored) == total
         assert mirrored + 1.0 == total + 1.0
-        assert strategy.experimental_local_results(mirrored) == (total,)
+        assert strategy.experimental_local_results(mirrored) == (total,) * len(
+            strategy.local_replica_ids
+        )
         with strategy.scope():
             assert float(mirrored) == total
 

@@ -129,7 +129,7 @@ def check_that_any_nest_comes_back(leaves, lend):
 def test_any_nest_goes_through_a_block_and_comes_back(tensors_of_the_host_stand_in):
     @given(nests())
     def check(leaves):
-        check_that_any_nest_comes_back(leaves, gpu_tensors.PageLockedMemory().lend)
+        check_that_any_nest_comes_back(leaves, gpu_tensors.page_locked_bytes)
 
     check()
 
@@ -139,7 +139,7 @@ def test_any_nest_goes_to_a_gpu_and_comes_back():
     @given(nests())
     def check(leaves):
         there = [leaf if isinstance(leaf, np.ndarray) else leaf.cuda() for leaf in leaves]
-        check_that_any_nest_comes_back(there, gpu_tensors.PageLockedMemory().lend)
+        check_that_any_nest_comes_back(there, gpu_tensors.page_locked_bytes)
 
     check()
 

@@ -328,7 +328,18 @@ def test_local_results_of_what_is_not_distributed(strategy):
     assert local(strategy, None) == (None,)
     assert local(strategy, [1, 2]) == ([1, 2],) * here
     assert local(strategy, []) == ([],) * here
-    assert local(strategy, mr.Mirrored(4)) == (4,)
+
+
+def test_local_results_of_a_mirrored_value_are_one_for_each_replica_here(strategy):
+    here = len(strategy.local_replica_ids)
+    assert local(strategy, mr.Mirrored(4)) == (4,) * here
+    assert local(strategy, [mr.Mirrored(4)]) == ([4],) * here
+
+    def merge(strategy):
+        return local(strategy, mr.Mirrored(4)) == (4,) * strategy.num_replicas_in_sync
+
+    agreed = strategy.run(lambda: mr.get_replica_context().merge_call(merge))
+    assert local(strategy, agreed) == (True,) * here
 
 
 def test_distribute_values_makes_per_replica_leaves_of_any_nest(strategy):

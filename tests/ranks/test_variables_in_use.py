@@ -168,8 +168,11 @@ def test_reduce_gather_and_local_results_of_a_mirrored_variable(strategy):
     np.testing.assert_array_equal(strategy.reduce("MEAN", v, axis=None), [1.0, 2.0])
     assert_fails(strategy, ValueError, "SUM", lambda: strategy.reduce("SUM", v, axis=None))
     assert_fails(strategy, ValueError, "gather", lambda: strategy.gather(v, axis=0))
-    (local,) = strategy.experimental_local_results(v)
-    np.testing.assert_array_equal(local, [1.0, 2.0])
+    for value in (v, [v]):  # one for each replica here, in a nest or not, as tf has it
+        local = strategy.experimental_local_results(value)
+        np.testing.assert_array_equal(
+            np.reshape(local, (-1, 2)), [[1.0, 2.0]] * len(strategy.local_replica_ids)
+        )
 
 
 def test_all_reduce_of_a_variable_counts_it_once_for_each_replica(strategy):

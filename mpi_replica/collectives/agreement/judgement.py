@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...core.exceptions import CollectiveMismatchError, RankLostError, StructureMismatchError
 from ...core.key_order import SORTED
-from ...core.layout import Layout, grouped
+from ...core.layout import Layout, grouped, listed
 from .site import CallSite, sites_apart
 from .stand import SAME_KIND, CallDescription, LeafDescription, Note, Report, Stand
 from .travelling_error import TravellingError
@@ -24,8 +24,6 @@ _WITH_OPTIONS = frozenset(
 )
 _SAME_BEFORE_THE_END = "All ranks must make the same collective calls before they end"
 _SHOWN = 3
-# Of the sides that differ; there may be one for each of thousands of replicas.
-_SHOWN_SIDES = 8
 
 
 class Verdict(NamedTuple):
@@ -63,7 +61,7 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
     ordinals = {stand.run_ordinal for stand in stands}
     statuses = {stand.status for stand in stands}
     over = min(ordinals)
-    failure = _failure(reports, layout)
+    failure = _failure(reports)
     if failure is not None:
         stay = statuses <= {"calls", "failed"} and len(ordinals) == 1
         return failure._replace(doomed_run=None if stay else over)
@@ -117,12 +115,6 @@ def _sides(
     return [(_who([stand for stand, _ in group], layout), group[0][1]) for group in groups.values()]
 
 
-def _listed(sides: Sequence[str], between: str = "; ") -> str:
-    """Returns one text of the first ones, and how many there are beside."""
-    more = len(sides) - _SHOWN_SIDES
-    return between.join([*sides[:_SHOWN_SIDES], *([f"{more} more"] if more > 0 else [])])
-
-
 def rank_left(causes: Mapping[int, str], layout: Layout) -> RankLostError:
     """Returns the error of the ranks that stay, where the program has ended on others.
 
@@ -143,7 +135,7 @@ def rank_left(causes: Mapping[int, str], layout: Layout) -> RankLostError:
     return error
 
 
-def _failure(reports: Sequence[Report], layout: Layout) -> Verdict | None:
+def _failure(reports: Sequence[Report]) -> Verdict | None:
     failed = [
         (stand.replica_ids[0], rank, stand.error)
         for rank, report in enumerate(reports)
@@ -172,7 +164,7 @@ def _one_has_returned(stands: Sequence[Stand], layout: Layout) -> CollectiveMism
     returned = [stand for stand in stands if stand.status == "returned"]
     calls = [(s, s.call) for s in stands if s.status == "calls" and s.call is not None]
     sides = _sides(calls, lambda call: (call.what, call.where_and_why), layout)
-    waiting = _listed([f"{who}: {call.what} at {call.where_and_why}" for who, call in sides])
+    waiting = listed([f"{who}: {call.what} at {call.where_and_why}" for who, call in sides])
     ended = returned[0].call
     run = f" from the function given to {ended.what} at {ended.where}" if ended else ""
     have = "have" if sum(len(s.replica_ids) for s in returned) > 1 else "has"
@@ -298,9 +290,9 @@ def _call_difference(calls: _Calls, layout: Layout) -> CollectiveMismatchError |
     if len(set(texts)) < len(texts):  # two functions on one line, or two instructions
         codes = [call.code or call.site.digest.hex() for _, call in sides]
         texts = [f"{text} (code {code})" for text, code in zip(texts, codes, strict=True)]
-    listed = _listed([f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True)])
+    shown = listed([f"{who}: {text}" for (who, _), text in zip(sides, texts, strict=True)])
     return CollectiveMismatchError(
-        f"replicas are at different calls. {listed}. {mend}{_advice(calls)}"
+        f"replicas are at different calls. {shown}. {mend}{_advice(calls)}"
     )
 
 
@@ -333,7 +325,7 @@ def _structure_difference(calls: _Calls, layout: Layout) -> StructureMismatchErr
 
 def _places(calls: _Calls) -> str:
     """Returns the place of a call; those of several lines that a name makes one call."""
-    return _listed(list(dict.fromkeys(call.where for _, call in calls)), " and ")
+    return listed(list(dict.fromkeys(call.where for _, call in calls)), " and ")
 
 
 def _first_difference(one: str, other: str) -> tuple[str, str]:
@@ -365,7 +357,7 @@ def _leaf_difference(
         else:
             continue
         different = _sides(calls, lambda call, i=index: call.leaves[i], layout)  # type: ignore[misc]
-        sides = _listed([f"{call.leaves[index]} on {who}" for who, call in different])
+        sides = listed([f"{call.leaves[index]} on {who}" for who, call in different])
         first = calls[0][1]
         mend = {
             "shape": f"Make the leaf the same shape on every replica{_for_uneven(first)}.",

@@ -16,7 +16,7 @@ import numpy as np
 from ...core.array_libraries import to_numpy
 from ...core.exceptions import add_note
 from ...core.nest import map_structure
-from ..elements import cut_batch, row_count, unbatched
+from ..elements import own_parts_of, row_count, unbatched
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -77,7 +77,8 @@ class Filter(Verb):
             if cut is None or not self.batched:
                 yield 1, value
             else:
-                yield cut_batch(value, cut, lambda: f"an element of {self.text}")
+                rows = row_count(value, lambda: f"an element of {self.text}")
+                yield rows, own_parts_of(value, cut(rows), rows)
 
     def _is_kept(self, element: Any, position: int, epoch: int) -> bool:
         try:
