@@ -71,6 +71,61 @@ def test_input_that_differs_between_ranks_ends_the_job_with_one_traceback(launch
     assert done.stderr.count("Traceback") == 1
 
 
+BEGIN_MPI = "from mpi4py import MPI; rank = MPI.COMM_WORLD.rank"
+NO_MPI_YET = "import os; rank = int(os.environ.get('PMIX_RANK') or os.environ['PMI_RANK'])"
+
+
+@pytest.mark.parametrize("begin", [BEGIN_MPI, NO_MPI_YET], ids=["MPI has begun", "no MPI yet"])
+def test_a_rank_that_fails_before_it_makes_a_strategy_ends_the_job(launch, begin):
+    done = launch(
+        f"""
+        {begin}
+        if rank == 1:
+            print("before")
+            raise ValueError("no input here")
+        mr.MPIStrategy()
+        print("never")
+        """
+    )
+    assert done.returncode == 1
+    assert done.stdout == "before\n"
+    assert done.stderr.count("Traceback") == 1
+    assert "ValueError: no input here" in done.stderr
+
+
+@pytest.mark.parametrize("begin", [BEGIN_MPI, NO_MPI_YET], ids=["MPI has begun", "no MPI yet"])
+def test_where_all_ranks_fail_before_they_make_a_strategy_all_say_why(launch, begin):
+    done = launch(
+        f"""
+        {begin}
+        raise ValueError(f"no input on rank {{rank}}")
+        """
+    )
+    assert done.returncode == 1
+    assert "ValueError: no input on rank 0" in done.stderr
+    assert "ValueError: no input on rank 1" in done.stderr
+    assert "MPI_Abort" not in done.stderr
+
+
+def test_what_a_rank_has_caught_before_it_makes_a_strategy_ends_no_job(launch):
+    done = launch(
+        """
+        import code, sys, time
+        from mpi4py import MPI
+
+        console = code.InteractiveConsole(vars())
+        if MPI.COMM_WORLD.rank == 1:
+            console.push("1 / 0")  # which leaves its traceback in sys, as pytest does
+            assert sys.last_type is ZeroDivisionError
+        print("the end", MPI.COMM_WORLD.allreduce(1))
+        if MPI.COMM_WORLD.rank == 0:
+            time.sleep(3)  # longer than a rank that has failed would wait
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the end 2\n" * 2
+
+
 # Hooks of the program's own, set before it makes a strategy.
 OWN_HOOKS = """
 import sys, threading

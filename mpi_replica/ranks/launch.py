@@ -10,6 +10,7 @@ from os import getpid
 from typing import Any
 
 from ..core.exceptions import LaunchError
+from .early_end import watch_program
 from .launcher_connection import tell, tell_mpi_has_started
 from .library_facts import LibraryFacts, library_facts
 from .open_mpi import set_up_open_mpi
@@ -184,10 +185,13 @@ def library() -> LibraryFacts | None:
 def set_up_rank() -> None:
     """Sets what MPI needs when it starts, where a launcher has started this process as a rank.
 
+    And has an error that ends the program here end the job.
+
     Elsewhere nothing: what a job is started from may pass it on to hosts that need other things.
     """
     if launcher_variable() is not None:
         set_up_open_mpi()
+        watch_program()
 
 
 def open_transport(communicator: Any = None) -> Transport:

@@ -25,6 +25,7 @@ from ..core.context import open_strategies
 from ..core.exceptions import ContextError, RankLostError, in_words, is_reported_here
 from ..core.standard_error import write_error
 from ..core.tracebacks import printed
+from ..ranks.early_end import leave_to_strategies
 from ..ranks.interrupts import gate
 from ..ranks.launcher_connection import note_end, tell_end
 from ..ranks.survivors import Survivors
@@ -83,6 +84,7 @@ def _set_up() -> None:
     global _process
     if not _process:
         _process = getpid()
+        leave_to_strategies()
         atexit.register(_leave)
         os.register_at_fork(after_in_child=_disown)
         _install_hooks()
