@@ -145,6 +145,8 @@ def _is_plain(value: Any) -> bool:
         elif kind is np.ndarray or isinstance(value, np.generic):
             if kind not in (np.ndarray, value.dtype.type) or not _is_of_numpy(value.dtype):
                 return False
+            if not (value.flags.forc or value.dtype.isnative):  # numpy turns its bytes round
+                return False
         elif kind not in _PLAIN_TYPES:
             return False
     return True

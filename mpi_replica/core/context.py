@@ -267,7 +267,7 @@ def called_for(
     try:
         yield
     except Exception as error:
-        add_note(error, f"Raised in {function}, called for replica {replica_id}.")
+        add_note(error, f"Raised in {function.removesuffix(',')}, called for replica {replica_id}.")
         raise
     finally:
         _called_for.reset(token)

@@ -22,6 +22,7 @@ from ..core.exceptions import (
 from ..core.key_order import with_sorted_keys
 from ..core.layout import sides
 from ..core.options import CommunicationOptions
+from .batches import empty_like
 from .pipelines import END
 from .step_reader import Step
 
@@ -90,14 +91,14 @@ class NextStep(Call):
             packed = yield Agree(lambda: (b"", _packed(self._form(forms)) if is_first else b""))
             of_ranks = yield Texts(packed)
             form = yield Agree(lambda: (b"", pickle.loads(of_ranks[first])))
-            forms = forms or dict.fromkeys(self.replica_ids, form)
+            forms = forms or {self.replica_ids[0]: form}
         if self.is_global and len(set(rows)) > 1:
             yield Raise(self._of_other_lengths(rows))
         if len(set(ends)) > 1:
             yield Raise(self._of_other_values(ends))
         values = self.step.values if self.step else [END] * len(self.replica_ids)
         values = [
-            forms.get(i, self._form(forms)) if value is END else value
+            self._nothing_for(i, forms) if value is END else value
             for i, value in zip(self.replica_ids, values, strict=True)
         ]
         if len(self.orders) > 1 or len({*orders} - {0}) > 1:
@@ -108,6 +109,10 @@ class NextStep(Call):
         if self.needs_all:
             return self._ENDS_ALL
         return self._ENDED if self.forms else self._ENDED_UNSEEN
+
+    def _nothing_for(self, replica_id: int, forms: dict[int, Any]) -> Any:
+        """Returns a batch without rows, in memory of its own: what replicas share is read-only."""
+        return forms[replica_id] if replica_id in forms else empty_like(self._form(forms))
 
     @staticmethod
     def _form(forms: dict[int, Any]) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..collectives.barrier import BarrierCall, ComparingBarrier
+from ..collectives.engine import Engine
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import called_for, require_cross_replica
@@ -15,6 +16,30 @@ from ..core.options import InputOptions
 from ..core.values import per_replica
 from ..data import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from ..data.inputs import Input
+
+
+def agree_on_structure(engine: Engine, kind: str, rows: Sequence[Any]) -> bool:
+    """Returns whether nests of replicas have their keys in one order on all ranks. Collective.
+
+    Parameters
+    ----------
+    kind : str
+        The call.
+    rows : sequence
+        A nest for each local replica, alike in structure.
+
+    Raises
+    ------
+    StructureMismatchError
+        They are not alike on all ranks.
+    """
+    # Of what `nest.transposed` makes of them it has other leaves where static fields differ.
+    structures = [nest.flatten(row)[1] for row in rows]
+    orders = set(map(key_order, rows, structures))
+    told = digest_of(sorted(orders)).to_bytes(8)
+    call = engine.make(kind, None, ComparingBarrier, kind, told, structures[0])
+    is_one: bool = engine.cross_replica(call)
+    return is_one and len(orders) == 1
 
 
 class Distribution(StrategyBase):
@@ -87,14 +112,8 @@ class Distribution(StrategyBase):
             )
         except Exception as error:
             self.engine.share(kind, error, since)
-        if not self.engine.is_spare:
-            # Of `made` it has other leaves where static fields of containers differ.
-            structures = [nest.flatten(row)[1] for row in rows]
-            orders = set(map(key_order, rows, structures))
-            told = digest_of(sorted(orders)).to_bytes(8)
-            call = self.engine.make(kind, None, ComparingBarrier, kind, told, structures[0])
-            if not self.engine.cross_replica(call) or len(orders) > 1:
-                made = with_sorted_keys(made)
+        if not self.engine.is_spare and not agree_on_structure(self.engine, kind, rows):
+            made = with_sorted_keys(made)
         return made
 
     def experimental_distribute_dataset(

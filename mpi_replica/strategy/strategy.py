@@ -112,7 +112,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
     def rng(self) -> np.random.Generator:
         """Random numbers for code above the replicas: the same on all ranks that draw alike.
 
-        What a ``merge_fn`` draws in a run that fails is drawn again.
+        What a ``merge_fn`` draws in a run that fails is drawn again, and so is what only some ranks
+        have drawn when they hear of an error of another one, as of input.
 
         Raises
         ------
@@ -130,6 +131,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         if runs and self.engine.is_in_its_thread():
             for run in runs:
                 run.will_draw(self.generators.shared)
+        elif self.engine.layout.size > 1 and self.engine.is_in_its_thread():
+            self.engine.agreement.notes.add_draw(self.generators.shared)
 
     def scope(self) -> Scope[Self]:
         """Return a context manager in which this is the current strategy, above all replicas.

@@ -4,6 +4,7 @@ What can be read again is read again by the next call; anything else stays broke
 """
 
 import contextlib
+import copy
 import itertools
 
 import numpy as np
@@ -172,6 +173,28 @@ def test_another_iteration_after_an_error_has_all_rows(strategy, source):
 
     raises_everywhere(OSError, epoch)
     assert epoch() == numbers(0, STEPS, batch)
+
+
+def test_draws_of_others_before_they_heard_of_the_error_are_made_again(strategy):
+    """As on one rank, where none is made behind the error."""
+    dataset, _ = make(strategy, by_position, 2, 1)
+    iterator, shared = iter(dataset), strategy.rng
+    before = copy.deepcopy(shared)
+    flat = [int(before.integers(1000)) for _ in range(2 * STEPS + 1)]
+    del flat[4]  # drawn before the step that could not be read, by all
+    expected = [flat[i : i + 2] for i in range(0, 2 * STEPS, 2)]
+    drawn, errors = [], 0
+    while len(drawn) < STEPS:
+        first = shared.integers(1000)
+        try:
+            rows = next(iterator)
+            draws = [int(first), int(shared.integers(1000))]
+            strategy.gather(rows, axis=0)
+            drawn.append(draws)
+        except OSError:
+            errors += 1
+    assert gathered(errors) == [1] * strategy.size
+    assert gathered(drawn) == [expected] * strategy.size
 
 
 @pytest.mark.parametrize("count", [0, 2], ids=["asked for", "ahead"])

@@ -309,6 +309,14 @@ def test_broadcast_to_gives_an_array_of_the_same_class_of_numbers_on_every_rank(
     assert found.tolist() == [0, 1, 2]
 
 
+def test_broadcast_to_gives_one_byte_order_on_every_rank(strategy):
+    for steps in (slice(None), slice(None, None, -1), slice(None, None, 2)):  # numpy turns some
+        value = np.arange(6, dtype=">i4")[steps]
+        found = strategy.extended.broadcast_to(value if strategy.rank == 0 else None).value
+        assert len(set(gathered((found.dtype.str, found.tobytes())))) == 1
+        assert found.tolist() == value.tolist()
+
+
 def test_a_scalar_that_can_not_be_loaded_is_an_error_everywhere(strategy):
     needs_two_ranks(strategy)
     given = UnloadableScalar(1.0) if strategy.rank == 0 else 1
@@ -543,6 +551,37 @@ def test_an_update_of_components_that_raises_takes_back_all_that_it_has_assigned
     assert on_all_ranks(v.value()) == 0.0  # the run takes back what it has assigned around it
     merge(strategy)
     assert [on_all_ranks(x.value()) for x in (v, other)] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("above", [True, False], ids=["above the replicas", "in a merge_fn"])
+def test_an_update_of_components_that_fails_for_one_replica_is_an_error_of_all(strategy, above):
+    v = variable(strategy, 0.0, aggregation=SUM, **ON_READ)
+    R = strategy.num_replicas_in_sync
+    strategy.run(lambda: v.assign(replica_id()))
+
+    def raises(x):
+        if x.value() == R // 2:
+            raise ArithmeticError("no half")
+        x.assign(10.0)
+
+    def differs(x):
+        is_half = x.value() == R // 2
+        x.assign(10.0)
+        return {"half" if is_half else "other": 1}
+
+    def check(strategy):
+        with pytest.raises(ArithmeticError, match="no half"):
+            strategy.extended.update(v, raises)
+        if R > 1:
+            with pytest.raises(mr.errors.StructureMismatchError):
+                strategy.extended.update(v, differs)
+        strategy.extended.update(v, lambda x: x.assign(x.value() + 1.0))
+
+    if above:
+        check(strategy)
+    else:
+        strategy.run(lambda: mr.get_replica_context().merge_call(check))
+    assert on_all_ranks(v.value()) == R * (R + 1) / 2
 
 
 def test_the_update_of_a_variable_assigns_to_components_as_above_the_replicas(strategy):

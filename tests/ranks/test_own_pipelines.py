@@ -51,6 +51,20 @@ def test_pipelines_of_different_lengths_end_at_the_same_step(strategy, options):
                 assert np.all(part == number)
 
 
+def test_replicas_without_rows_can_write_into_what_they_get(strategy):
+    """Also where a rank has several of them."""
+    dataset = strategy.distribute_datasets_from_function(own_batches, PER_REPLICA)
+
+    def step(rows):
+        rows += 1.0
+        return float(rows.sum())
+
+    for rows in dataset:
+        before = [float(part.sum() + part.size) for part in rows.values]
+        assert list(strategy.run(step, args=(rows,)).values) == before
+    check_works(strategy)
+
+
 def test_dataset_and_iterator_tell_the_spec_of_what_a_replica_gets(strategy):
     """How many rows is known only where no step is incomplete."""
     rows = Dataset.from_tensor_slices({"x": np.ones((24, 3), np.float32), "y": np.arange(24)})

@@ -184,7 +184,7 @@ class Agreement:
         else:
             self.sizes.agree(first.fingerprint)
         self._last_error = self.raised = None
-        if self.notes.chain:
+        if self.notes.are_any:
             self.notes.drop()
 
     def failure(
@@ -412,14 +412,16 @@ class Agreement:
         self, stands: Sequence[Stand], originals: Mapping[int, BaseException]
     ) -> NoReturn:
         """Exchanges reports and raises what follows."""
-        report = Report(tuple(stands), self.notes.all, self.last_run_ordinal)
+        notes = self.notes
+        report = Report(tuple(stands), notes.all, self.last_run_ordinal, notes.num_draws)
         texts = self._transport.all_gather_bytes(pickle.dumps(report, 5))
         reports: list[Report] = [pickle.loads(text) for text in texts]
         verdict = judge(reports, self._layout)
         self.last_run_ordinal = max(report.run_ordinal for report in reports) + 1
         if verdict.action == "promote":
             raise Promotion(verdict.change)
-        self.notes.take_back([report.notes for report in reports])
+        least_draws = min(report.num_draws for report in reports)
+        notes.take_back([report.notes for report in reports], least_draws)
         self.raise_agreed(self._agreed_error(verdict, originals), verdict)
 
     def _agreed_error(

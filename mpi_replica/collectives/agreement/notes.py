@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import Any
 
+import numpy as np
+
+from ...core.randomness import put_state, state_of
 from .stand import Note
 
 _OfRanks = Sequence[Sequence[Note]]
@@ -12,6 +16,8 @@ _OfRanks = Sequence[Sequence[Note]]
 # A header costs nothing beside writing so much, or so often.
 _MOST_HELD_BYTES = 16 << 20
 _MOST_NOTES = 64
+# Of later ones is known only how many there are.
+_MOST_DRAWS = 64
 
 
 class Notes:
@@ -27,6 +33,12 @@ class Notes:
         #: 64 bits that stand for all of them; 0 for none.
         self.chain = 0
         self._chain_before = 0
+        #: How often the generator of all ranks was drawn from, above the replicas; which are not
+        #: compared.
+        self.num_draws = 0
+        self._before_draws: list[tuple[np.random.Generator, dict[str, Any]]] = []
+        #: Whether there is anything.
+        self.are_any = False
 
     @property
     def all(self) -> tuple[Note, ...]:
@@ -78,7 +90,15 @@ class Notes:
 
         self._append(note, undo)
 
+    def add_draw(self, generator: np.random.Generator) -> None:
+        """Notes that the generator of all ranks is about to be drawn from."""
+        if self.num_draws < _MOST_DRAWS:
+            self._before_draws.append((generator, state_of(generator)))
+        self.num_draws += 1
+        self.are_any = True
+
     def _append(self, note: Note, undo: Callable[[_OfRanks], None] | None) -> None:
+        self.are_any = True
         self._notes.append(note)
         self._undos.append(undo)
         self._chain_before = self.chain
@@ -86,16 +106,23 @@ class Notes:
 
     def drop(self) -> None:
         """Forgets all: they were compared."""
-        if self._notes:
+        if self.are_any:
             self._notes.clear()
             self._undos.clear()
             self._owners.clear()
-            self.chain = self._held_bytes = 0
+            self._before_draws.clear()
+            self.chain = self._held_bytes = self.num_draws = 0
+            self.are_any = False
 
-    def take_back(self, of_ranks: _OfRanks = ((),)) -> None:
-        """Takes back what not all ranks have noted, and forgets all; by default all of this one."""
-        if self._notes:
+    def take_back(self, of_ranks: _OfRanks = ((),), least_draws: int = 0) -> None:
+        """Takes back what not all ranks have noted, and forgets all; by default all of this one.
+
+        `least_draws`: of the rank with the fewest ones.
+        """
+        if self.are_any:
             self.undo(of_ranks)
+            if least_draws < len(self._before_draws):
+                put_state(*self._before_draws[least_draws])
             self.drop()
 
     def undo(self, of_ranks: _OfRanks) -> None:

@@ -150,3 +150,5 @@ class Report(NamedTuple):
     notes: tuple[Note, ...]
     #: Ordinal of the last ``strategy.run``.
     run_ordinal: int
+    #: How often the generator of all ranks was drawn from since the last header.
+    num_draws: int = 0
