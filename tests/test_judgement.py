@@ -302,6 +302,14 @@ def test_of_several_errors_the_lowest_replica_wins():
     assert verdict.doomed_run == 1
 
 
+def test_of_several_errors_one_before_the_run_goes_first():
+    """On one rank nobody would have begun the run: so it is with input that fails."""
+    of_input = raised(2, OSError("bad sector"), 1)._replace(run_ordinal=0, status="failed")
+    verdict = verdict_of(raised(0, ValueError("in the step"), 0), calls(1, all_reduce()), of_input)
+    assert verdict.traveller.text == "bad sector"
+    assert verdict.remarks == ("also: replica 0 (rank 0) raised ValueError: in the step",)
+
+
 def test_an_error_without_a_text_is_told_by_its_name():
     stands = raised(2, KeyError(), 1), raised(3, MemoryError(), 1)
     verdict = verdict_of(calls(0, all_reduce()), *stands)

@@ -48,7 +48,8 @@ def arrays_of(batch: Any) -> Any:
             of_texts = ", as np.array of a list of texts" if isinstance(leaf, str | bytes) else ""
             raise ValueError(
                 f"a batch of a distributed dataset has a scalar for value{path}: it has no rows. "
-                f"Give batches: arrays whose first dimension are the rows{of_texts}."
+                f"Give batches: arrays whose first dimension are the rows{of_texts}; a"
+                " mr.data.Dataset of rows by its batch(n)."
             )
         if array.shape[0] != arrays[0].shape[0]:
             raise ValueError(

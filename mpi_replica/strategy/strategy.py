@@ -206,8 +206,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         Raises
         ------
         BaseException
-            What a replica raised, on every rank; of several, that of the lowest replica id. Its
-            notes tell where it is from.
+            What a replica raised, on every rank; of several, that of the lowest replica id, behind
+            one of another rank's input, say, that came before its run. Notes tell where it is from.
         CollectiveMismatchError
             Ranks ran different functions, or replicas made different collective calls.
         StructureMismatchError

@@ -175,6 +175,18 @@ def test_another_iteration_after_an_error_has_all_rows(strategy, source):
     assert epoch() == numbers(0, STEPS, batch)
 
 
+def test_an_error_of_the_input_is_told_where_a_step_of_others_fails_too(strategy):
+    """As on one rank, where that step does not begin."""
+    dataset, _ = make(strategy, by_position, 0, 1)
+    iterator = iter(dataset)
+
+    def fails(rows):
+        raise ArithmeticError("no step for a row that is missing")
+
+    raises_everywhere(OSError, lambda: strategy.run(fails, args=(next(iterator),)))
+    check_works(strategy)
+
+
 def test_draws_of_others_before_they_heard_of_the_error_are_made_again(strategy):
     """As on one rank, where none is made behind the error."""
     dataset, _ = make(strategy, by_position, 2, 1)

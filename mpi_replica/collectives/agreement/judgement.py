@@ -137,18 +137,19 @@ def rank_left(causes: Mapping[int, str], layout: Layout) -> RankLostError:
 
 def _failure(reports: Sequence[Report]) -> Verdict | None:
     failed = [
-        (stand.replica_ids[0], rank, stand.error)
+        (stand.run_ordinal, stand.replica_ids[0], rank, stand.error)
         for rank, report in enumerate(reports)
         for stand in report.stands
         if stand.error is not None
     ]
     if not failed:
         return None
-    failed.sort(key=lambda entry: entry[0])
-    replica, rank, traveller = failed[0]
+    # Who has failed before a run, as by its input, has failed first: on one rank nobody began it.
+    failed.sort(key=lambda entry: entry[:2])
+    _, replica, rank, traveller = failed[0]
     remarks = tuple(
         f"also: {other.origin} raised {other.words}"
-        for _, _, other in failed[1:]
+        for *_, other in failed[1:]
         if (other.type_name, other.text) != (traveller.type_name, traveller.text)
     )
     return Verdict(
