@@ -9,6 +9,7 @@ from ..core.options import CommunicationOptions
 from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite, FunctionIdentity
+from .agreement.stand import CallDescription
 
 
 class BarrierCall(Call):
@@ -48,7 +49,10 @@ class BarrierCall(Call):
 
 
 class ComparingBarrier(BarrierCall):
-    """A barrier whose result is whether all ranks have told the same few bytes."""
+    """A barrier whose result is whether all ranks have told the same few bytes.
+
+    `structures` has that of each local replica's nest; or one, where they have none.
+    """
 
     def __init__(
         self,
@@ -56,10 +60,15 @@ class ComparingBarrier(BarrierCall):
         options: CommunicationOptions,
         kind: str,
         told: bytes,
-        structure: nest.Structure,
+        structures: Sequence[nest.Structure],
     ) -> None:
-        super().__init__(site, options, kind, structure=structure)
-        self._told = told
+        self._told, self._structures = told, structures
+        super().__init__(site, options, kind, structure=structures[0])
+        self.agrees = len(set(map(nest.structure_text, structures))) == 1
+
+    def words(self, position: int = 0) -> CallDescription:
+        self.structure = self._structures[min(position, len(self._structures) - 1)]
+        return super().words(position)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:
         return self._told, None

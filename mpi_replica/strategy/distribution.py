@@ -26,18 +26,18 @@ def agree_on_structure(engine: Engine, kind: str, rows: Sequence[Any]) -> bool:
     kind : str
         The call.
     rows : sequence
-        A nest for each local replica, alike in structure.
+        A nest for each local replica.
 
     Raises
     ------
     StructureMismatchError
-        They are not alike on all ranks.
+        They are not alike in structure; on every rank.
     """
     # Of what `nest.transposed` makes of them it has other leaves where static fields differ.
     structures = [nest.flatten(row)[1] for row in rows]
     orders = set(map(key_order, rows, structures))
     told = digest_of(sorted(orders)).to_bytes(8)
-    call = engine.make(kind, None, ComparingBarrier, kind, told, structures[0])
+    call = engine.make(kind, None, ComparingBarrier, kind, told, structures)
     is_one: bool = engine.cross_replica(call)
     return is_one and len(orders) == 1
 
@@ -105,16 +105,11 @@ class Distribution(StrategyBase):
             for i in ids or (0,):
                 with called_for(self.engine, i, what, "that"):
                     rows.append(value_fn(ValueContext(i, number)))
-            made = nest.transposed(
-                rows,
-                lambda values: per_replica(values[: len(ids)], layout),
-                kind,
-            )
         except Exception as error:
             self.engine.share(kind, error, since)
-        if not self.engine.is_spare and not agree_on_structure(self.engine, kind, rows):
-            made = with_sorted_keys(made)
-        return made
+        are_in_order = self.engine.is_spare or agree_on_structure(self.engine, kind, rows)
+        made = nest.transposed(rows, lambda values: per_replica(values[: len(ids)], layout), kind)
+        return made if are_in_order else with_sorted_keys(made)
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
