@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from .agreement.group import Group
 from .agreement.site import CallSite
 from .agreement.stand import LeafDescription
 from .agreement.steps import Agree, Steps
-from .blobs import LARGE_BYTES, all_blobs, loaded, marks, payload_of, pickled
+from .blobs import LARGE_BYTES, all_blobs, marks, payload_of, pickled
 
 _PLAIN_TYPES = (int, float, complex, bool, str, bytes, type(None))
 
@@ -91,7 +91,7 @@ class Broadcast(Call):
         def load() -> Any:
             # Of an object what pickle makes of it, also where it comes from.
             is_mine = group.layout.rank == root and not runs_code
-            return self.value if is_mine else loaded(io.BytesIO(blobs[root]))
+            return self.value if is_mine else pickle.loads(blobs[root])
 
         if runs_code or len(blobs[root]) > LARGE_BYTES:
             value = yield Agree(lambda: (b"", load()))

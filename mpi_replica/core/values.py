@@ -555,8 +555,8 @@ def local_results(
     """Returns the components of the nest `value` that are here; a nest for each replica.
 
     Those of all replicas where they are at hand, otherwise those of the local ones. A value that
-    is not distributed, and no nest, comes back alone; a nest without distributed values comes for
-    each of `replica_ids`, by default the local ones.
+    is not distributed, and no nest, comes back alone; what is mirrored, and a nest without
+    distributed values, comes for each of `replica_ids`, by default the local ones.
     """
     leaves, structure = nest.flatten(value)
     local_replica_ids = layout.local_replica_ids

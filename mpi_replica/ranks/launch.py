@@ -185,13 +185,14 @@ def library() -> LibraryFacts | None:
 def set_up_rank() -> None:
     """Sets what MPI needs when it starts, where a launcher has started this process as a rank.
 
-    And has an error that ends the program here end the job.
+    An error that ends the program of such a process ends the job.
 
     Elsewhere nothing: what a job is started from may pass it on to hosts that need other things.
     """
     if launcher_variable() is not None:
         set_up_open_mpi()
-        watch_program()
+        if os.environ.get(_CHOICE, "").lower() != "single":
+            watch_program()
 
 
 def open_transport(communicator: Any = None) -> Transport:

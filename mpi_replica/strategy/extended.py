@@ -407,7 +407,8 @@ class StrategyExtended:
             `fn` is not callable. What is wrong with the arguments of a rank is told to the others
             at their next collective call.
         ContextError
-            Called in a replica. `fn`, where it is called for each local replica, assigned to a
+            Called in a replica; for a variable that is synchronized on read, in another thread than
+            the strategy's. `fn`, where it is called for each local replica, assigned to a
             variable that they share, made another call that stands above the replicas, as
             ``reduce`` and ``run`` do, has written into a tensor of torch among its arguments, or
             has drawn from ``strategy.rng``.
@@ -443,6 +444,7 @@ class StrategyExtended:
             with entered(State(self._strategy, None, "update", is_merged=is_in_merge_fn())):
                 result = fn(var, *args, **named)
             return result if group else (result,)
+        engine.check_thread("update")
         plain = [read_only(leaf) for leaf in plain]
         shared = shared_tensors("update", structure, plain)
         what = f"the function that updates {var.name}, which is synchronized on read,"
@@ -466,7 +468,8 @@ class StrategyExtended:
             # For how many replicas it was called depends on how many share the rank.
             for take_back in ways_back.values():
                 take_back()
-            if isinstance(error, Exception) and not engine.agreement.was_told(error, since):
+            is_of_program = isinstance(error, (Exception, SystemExit))
+            if is_of_program and not engine.agreement.was_told(error, since):
                 engine.fail("update", error)
             raise
         for storage, _ in ways_back:

@@ -359,7 +359,8 @@ class Strategy(Distribution, MessagePassing, Verifying, Traced, Elastic):
         Parameters
         ----------
         value : object
-            A nest. Outside of a nest, a value that is not distributed comes back alone.
+            A nest. Outside of a nest, a value that is not distributed comes back alone. What is
+            mirrored comes for each replica, as one object.
 
         Returns
         -------

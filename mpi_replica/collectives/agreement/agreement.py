@@ -420,8 +420,8 @@ class Agreement:
         self.last_run_ordinal = max(report.run_ordinal for report in reports) + 1
         if verdict.action == "promote":
             raise Promotion(verdict.change)
-        least_draws = min(report.num_draws for report in reports)
-        notes.take_back([report.notes for report in reports], least_draws)
+        num_draws = [report.num_draws for report in reports]
+        notes.take_back([report.notes for report in reports], num_draws)
         self.raise_agreed(self._agreed_error(verdict, originals), verdict)
 
     def _agreed_error(

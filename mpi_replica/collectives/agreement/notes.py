@@ -16,7 +16,7 @@ _OfRanks = Sequence[Sequence[Note]]
 # A header costs nothing beside writing so much, or so often.
 _MOST_HELD_BYTES = 16 << 20
 _MOST_NOTES = 64
-# Of later ones is known only how many there are.
+# Draws with a state to go back to.
 _MOST_DRAWS = 64
 
 
@@ -33,8 +33,8 @@ class Notes:
         #: 64 bits that stand for all of them; 0 for none.
         self.chain = 0
         self._chain_before = 0
-        #: How often the generator of all ranks was drawn from, above the replicas; which are not
-        #: compared.
+        #: How often the generator of all ranks was drawn from, above the replicas. It is compared
+        #: where another rank has failed, and not with each header.
         self.num_draws = 0
         self._before_draws: list[tuple[np.random.Generator, dict[str, Any]]] = []
         #: Whether there is anything.
@@ -114,15 +114,17 @@ class Notes:
             self.chain = self._held_bytes = self.num_draws = 0
             self.are_any = False
 
-    def take_back(self, of_ranks: _OfRanks = ((),), least_draws: int = 0) -> None:
+    def take_back(self, of_ranks: _OfRanks = ((),), num_draws: Sequence[int] = (0,)) -> None:
         """Takes back what not all ranks have noted, and forgets all; by default all of this one.
 
-        `least_draws`: of the rank with the fewest ones.
+        `num_draws` has that of each rank. Where they differ all go back to behind the last draw
+        that all have made; or to the last one with a state, where that is one before it.
         """
         if self.are_any:
             self.undo(of_ranks)
-            if least_draws < len(self._before_draws):
-                put_state(*self._before_draws[least_draws])
+            common = min(*num_draws, _MOST_DRAWS - 1)
+            if len(set(num_draws)) > 1 and common < len(self._before_draws):
+                put_state(*self._before_draws[common])
             self.drop()
 
     def undo(self, of_ranks: _OfRanks) -> None:
