@@ -209,6 +209,20 @@ def test_draws_of_others_before_they_heard_of_the_error_are_made_again(strategy)
     assert gathered(drawn) == [expected] * strategy.size
 
 
+@pytest.mark.parametrize("count", [1, 100])
+def test_ranks_draw_alike_behind_an_error_however_many_draws_others_have_made(strategy, count):
+    dataset, _ = make(strategy, by_position, 1, 1)
+
+    def reads_all():
+        for _ in dataset:
+            for _ in range(count):
+                strategy.rng.random()
+        strategy.barrier()
+
+    raises_everywhere(OSError, reads_all)
+    assert len(set(gathered(strategy.rng.random()))) == 1
+
+
 @pytest.mark.parametrize("count", [0, 2], ids=["asked for", "ahead"])
 def test_steps_that_others_took_before_they_heard_of_the_error_come_again(strategy, count):
     """Without a collective call between the steps they go on to the end of the epoch."""
