@@ -1,12 +1,15 @@
 """Programs whose ranks end at different places (DESIGN.md section 8)."""
 
+import code
 import os
 import signal
+import sys
 import textwrap
 
 import pytest
 
 from launching import LIBRARIES, ROOT, run_ranks
+from mpi_replica.ranks import early_end
 
 pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
@@ -15,11 +18,12 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 def launch(request, tmp_path):
     """Run a program on two ranks."""
 
-    def run(program):
+    def run(program, **settings):
         file = tmp_path / "train.py"
         file.write_text("import mpi_replica as mr\n" + textwrap.dedent(program))
         environment = {"PYTHONPATH": str(ROOT)}
-        return run_ranks(request.param, 2, [file], timeout_seconds=60, env=environment)
+        settings = {"timeout_seconds": 60, "env": environment, **settings}
+        return run_ranks(request.param, 2, [file], **settings)
 
     return run
 
@@ -81,52 +85,27 @@ BEGINS = [(library, begin) for library, begin in BEGINS if library in LIBRARIES]
 
 
 @pytest.mark.parametrize(("launch", "begin"), BEGINS, indirect=["launch"])
-def test_a_rank_that_fails_before_it_makes_a_strategy_ends_the_job(launch, begin):
+def test_a_rank_that_fails_before_it_makes_a_strategy_ends_the_job(launch, begin, tmp_path):
+    """When it has come to its own end: its files have all that it wrote."""
     done = launch(
         f"""
         {begin}
         if rank == 1:
             print("before")
+            log = open({str(tmp_path / "log")!r}, "w")
+            log.write("kept")
             raise ValueError("no input here")
         mr.MPIStrategy()
         print("never")
-        """
+        """,
+        mostly_waiting=True,
     )
     assert done.returncode in ((1,) if begin == NO_MPI_YET else BY_ALARM)
+    assert (tmp_path / "log").read_text() == "kept"
     assert done.stdout.startswith("before\n")
     assert "never" not in done.stdout
     assert done.stderr.count("Traceback") == 1
     assert "ValueError: no input here" in done.stderr
-
-
-def test_a_rank_that_fails_behind_its_strategies_ends_the_job(launch):
-    done = launch(
-        """
-        with mr.MPIStrategy() as strategy:
-            rank = strategy.rank
-        if rank == 1:
-            raise ValueError("no input here")
-        mr.MPIStrategy()
-        """
-    )
-    assert done.returncode in BY_ALARM
-    assert "ValueError: no input here" in done.stderr
-
-
-def test_a_rank_that_fails_early_comes_to_its_own_end_first(launch, tmp_path):
-    done = launch(
-        f"""
-        from mpi4py import MPI
-
-        log = open({str(tmp_path / "log")!r} + str(MPI.COMM_WORLD.rank), "w")
-        log.write("kept")
-        if MPI.COMM_WORLD.rank == 1:
-            raise ValueError("no input here")
-        mr.MPIStrategy()
-        """
-    )
-    assert done.returncode in BY_ALARM
-    assert (tmp_path / "log1").read_text() == "kept"
 
 
 @pytest.mark.parametrize(("launch", "begin"), BEGINS, indirect=["launch"])
@@ -143,23 +122,13 @@ def test_where_all_ranks_fail_before_they_make_a_strategy_all_say_why(launch, be
     assert "MPI_Abort" not in done.stderr
 
 
-def test_what_a_rank_has_caught_before_it_makes_a_strategy_ends_no_job(launch):
-    done = launch(
-        """
-        import code, sys, time
-        from mpi4py import MPI
-
-        console = code.InteractiveConsole(vars())
-        if MPI.COMM_WORLD.rank == 1:
-            console.push("1 / 0")  # which leaves its traceback in sys, as pytest does
-            assert sys.last_type is ZeroDivisionError
-        print("the end", MPI.COMM_WORLD.allreduce(1))
-        if MPI.COMM_WORLD.rank == 0:
-            time.sleep(3)  # longer than a rank that has failed would wait
-        """
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "the end 2\n" * 2
+def test_what_a_console_has_caught_has_not_ended_the_program(monkeypatch, capsys):
+    """It leaves its traceback in sys, as pytest does."""
+    monkeypatch.setattr(sys, "last_traceback", None, raising=False)
+    console = code.InteractiveConsole(vars(sys.modules["__main__"]))
+    console.push("1 / 0")
+    assert sys.last_type is ZeroDivisionError
+    assert not early_end._has_failed()
 
 
 # Hooks of the program's own, set before it makes a strategy.

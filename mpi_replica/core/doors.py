@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from types import FunctionType
 
 
@@ -11,27 +13,37 @@ def publish(door: str) -> None:
     """Makes the classes and functions that the module `door` exports say that they are its own.
 
     Tracebacks and pickles name a class by its module: they stay what they are where its file
-    moves. Errors of Python name a method by its class: what the class has of others of the package
-    is its own, too.
+    moves. Errors of Python name a method by its class: what one class alone has of others of the
+    package is its own, too.
     """
     package = door.partition(".")[0]
     namespace = vars(sys.modules[door])
-    for name in namespace["__all__"]:
-        thing = namespace[name]
+    things = [namespace[name] for name in namespace["__all__"]]
+    classes = [thing for thing in things if isinstance(thing, type)]
+    parts = {owner: set(_parts_of(owner, classes, package)) for owner in classes}
+    uses = Counter(itertools.chain(*parts.values()))
+    for thing in things:
         if isinstance(thing, (type, FunctionType)) and thing.__module__.startswith(package):
             thing.__module__ = door
-            if isinstance(thing, type):
-                _publish_methods(thing, thing.__bases__, namespace)
+    for owner, bases in parts.items():
+        for base in bases:
+            if uses[base] == 1:
+                _publish_methods(owner, base)
 
 
-def _publish_methods(owner: type, bases: tuple[type, ...], namespace: Mapping[str, object]) -> None:
-    for base in bases:
-        if base.__module__.startswith(__package__.partition(".")[0]):
-            if namespace.get(base.__name__) is base:  # a public one itself
-                continue
-            for method in vars(base).values():
-                function = getattr(method, "__func__", method)  # that of a class method
-                if isinstance(function, FunctionType):
-                    function.__module__ = owner.__module__
-                    function.__qualname__ = f"{owner.__name__}.{function.__name__}"
-            _publish_methods(owner, base.__bases__, namespace)
+def _parts_of(owner: type, classes: Sequence[type], package: str) -> Iterator[type]:
+    """Yields bases of the package that are no public classes."""
+    for base in owner.__bases__:
+        if base not in classes and base.__module__.startswith(package):
+            yield base
+            yield from _parts_of(base, classes, package)
+
+
+def _publish_methods(owner: type, base: type) -> None:
+    for name, method in vars(base).items():
+        function = getattr(method, "__func__", method)  # that of a class method
+        if not isinstance(function, FunctionType):
+            continue
+        if function.__qualname__ == f"{base.__name__}.{name}":  # made there, and not by a function
+            function.__module__ = owner.__module__
+            function.__qualname__ = f"{owner.__name__}.{name}"

@@ -1,4 +1,4 @@
-"""The end of the job by a rank whose program fails where no strategy can tell the other ranks.
+"""The end of the job by a rank whose program fails before it has made a strategy with others.
 
 They would wait for it for ever: for a strategy that all make, or for MPI, whose start and end are
 collective (MPI 4.1, 11.2). A launcher ends a job with the first process that has failed, but one
@@ -19,9 +19,9 @@ from time import sleep
 from types import FrameType
 
 # How long the end of MPI may take here: others that have failed, too, come to theirs.
-_SECONDS_TO_END = 2.0
-# For others that have failed, too, to print why.
-_SECONDS_TO_PRINT = 0.3
+_SECONDS_TO_END = 10.0
+# The same where MPI has not started here: this rank waits so long for its own.
+_SECONDS_BEFORE_END = 1.0
 
 
 def watch_program() -> None:
@@ -76,7 +76,8 @@ class _LastAct:
 
 def _limit_of_end() -> Callable[[], None]:
     """Returns what has a signal end this process where its end of MPI waits for others."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGALRM) is signal.SIG_IGN:  # Python takes handlers away itself
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
     set_timer, timer, seconds = signal.setitimer, signal.ITIMER_REAL, _SECONDS_TO_END
     return lambda: set_timer(timer, seconds) and None
 
@@ -90,7 +91,7 @@ def _end_of_others() -> Callable[[], None]:
     with contextlib.suppress(OSError, KeyError, ValueError):
         if Path(f"/proc/{getppid()}/comm").read_text() == "hydra_pmi_proxy\n":
             connection, write, wait = int(os.environ["PMI_FD"]), os.write, sleep
-            seconds = _SECONDS_TO_PRINT
+            seconds = _SECONDS_BEFORE_END
 
             def end_others() -> None:
                 wait(seconds)

@@ -11,11 +11,20 @@ from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import called_for, require_cross_replica
 from ..core.digests import digest_of
+from ..core.exceptions import StructureMismatchError
 from ..core.key_order import key_order, with_sorted_keys
 from ..core.options import InputOptions
 from ..core.values import per_replica
 from ..data import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from ..data.inputs import Input
+
+
+def transposed_if_alike(rows: Sequence[Any], join: Callable[[list[Any]], Any], kind: str) -> Any:
+    """Returns `nest.transposed`; None of nests that `agree_on_structure` refuses on all ranks."""
+    try:
+        return nest.transposed(rows, join, kind)
+    except StructureMismatchError:
+        return None
 
 
 def agree_on_structure(engine: Engine, kind: str, rows: Sequence[Any]) -> bool:
@@ -105,11 +114,13 @@ class Distribution(StrategyBase):
             for i in ids or (0,):
                 with called_for(self.engine, i, what, "that"):
                     rows.append(value_fn(ValueContext(i, number)))
+            made = transposed_if_alike(
+                rows, lambda values: per_replica(values[: len(ids)], layout), kind
+            )
+            are_in_order = self.engine.is_spare or agree_on_structure(self.engine, kind, rows)
+            return made if are_in_order else with_sorted_keys(made)
         except Exception as error:
             self.engine.share(kind, error, since)
-        are_in_order = self.engine.is_spare or agree_on_structure(self.engine, kind, rows)
-        made = nest.transposed(rows, lambda values: per_replica(values[: len(ids)], layout), kind)
-        return made if are_in_order else with_sorted_keys(made)
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None

@@ -35,7 +35,7 @@ from ..core.values import (
 )
 from ..replicas.run_arguments import shared_tensors
 from ..replicas.variables import Variable
-from .distribution import agree_on_structure
+from .distribution import agree_on_structure, transposed_if_alike
 
 
 class StrategyExtended:
@@ -460,10 +460,11 @@ class StrategyExtended:
                     results.append(fn(var, *args, **named))
                 if shared is not None:
                     shared.check()
-            are_in_order = agree_on_structure(engine, "update", results if group else [None])
-            whole = (
-                nest.transposed(results, self._of_replicas, "update") if group else tuple(results)
-            )
+            whole = tuple(results)
+            if group:
+                whole = transposed_if_alike(results, self._of_replicas, "update")
+            if not agree_on_structure(engine, "update", results if group else [None]):
+                whole = with_sorted_keys(whole)
         except BaseException as error:
             # For how many replicas it was called depends on how many share the rank.
             for take_back in ways_back.values():
@@ -474,7 +475,7 @@ class StrategyExtended:
             raise
         for storage, _ in ways_back:
             storage.writes_above += 1
-        return whole if are_in_order else with_sorted_keys(whole)
+        return whole
 
     def _of_replicas(self, values: list[Any]) -> Any:
         """Returns a value of each local replica as one, as `run` does."""

@@ -25,7 +25,7 @@ from ..core.context import open_strategies
 from ..core.exceptions import ContextError, RankLostError, in_words, is_reported_here
 from ..core.standard_error import write_error
 from ..core.tracebacks import printed
-from ..ranks.early_end import leave_to_strategies, watch_program
+from ..ranks.early_end import leave_to_strategies
 from ..ranks.interrupts import gate
 from ..ranks.launcher_connection import note_end, tell_end
 from ..ranks.survivors import Survivors
@@ -70,7 +70,6 @@ def _print_alone(
 def add_engine(engine: Engine) -> None:
     """Takes care of the end of the job while `engine` is in use."""
     _set_up()
-    leave_to_strategies()
     if engine not in _engines:
         _engines.append(engine)
 
@@ -85,6 +84,7 @@ def _set_up() -> None:
     global _process
     if not _process:
         _process = getpid()
+        leave_to_strategies()
         atexit.register(_leave)
         os.register_at_fork(after_in_child=_disown)
         _install_hooks()
@@ -95,8 +95,6 @@ def remove_engine(engine: Engine) -> None:
     watcher.remove(engine.watch)
     if engine in _engines:
         _engines.remove(engine)
-    if not _engines:
-        watch_program()
 
 
 def engines() -> tuple[Engine, ...]:
