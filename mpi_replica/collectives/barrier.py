@@ -67,7 +67,7 @@ class ComparingBarrier(BarrierCall):
         self.agrees = len(set(map(nest.structure_text, structures))) == 1
 
     def words(self, position: int = 0) -> CallDescription:
-        self.structure = self._structures[min(position, len(self._structures) - 1)]
+        self.structure = self._structures[position]
         return super().words(position)
 
     def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, None]:

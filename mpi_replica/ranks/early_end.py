@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -37,15 +38,15 @@ def leave_to_strategies() -> None:
 def _prepare_end(process: int) -> None:
     if getpid() != process or not _has_failed():
         return
+    act: Callable[[], object] | None = None
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():
         act = _end_of_others()
     elif not mpi.Is_finalized():
         act = _limit_of_end()
-    else:
-        return
-    # Python lets go of what sys holds behind all else: the program's handlers and its files.
-    vars(sys)["_mpi_replica_last_act"] = _LastAct(act)
+    if act is not None:
+        # Python lets go of what sys holds behind all else: the program's handlers and its files.
+        vars(sys)["_mpi_replica_last_act"] = _LastAct(act)
 
 
 def _has_failed() -> bool:
@@ -65,25 +66,24 @@ def _has_failed() -> bool:
 
 
 class _LastAct:
-    """Does something when Python lets go of it."""
+    """Does something when Python lets go of it, where no module has its names any more."""
 
-    def __init__(self, act: Callable[[], None]) -> None:
+    def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
 
     def __del__(self) -> None:
         self._act()
 
 
-def _limit_of_end() -> Callable[[], None]:
+def _limit_of_end() -> Callable[[], object]:
     """Returns what has a signal end this process where its end of MPI waits for others."""
     if signal.getsignal(signal.SIGALRM) is signal.SIG_IGN:  # Python takes handlers away itself
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    set_timer, timer, seconds = signal.setitimer, signal.ITIMER_REAL, _SECONDS_TO_END
-    return lambda: set_timer(timer, seconds) and None
+    return functools.partial(signal.setitimer, signal.ITIMER_REAL, _SECONDS_TO_END)
 
 
-def _end_of_others() -> Callable[[], None]:
-    """Returns what ends the job where MPI has not started here.
+def _end_of_others() -> Callable[[], object] | None:
+    """Returns what ends the job where MPI has not started here; None where its launcher does.
 
     Hydra, the launcher of MPICH and Intel MPI, would leave the others in their start. It ends them
     where a child of its own asks for it, by the protocol PMI 1.
@@ -98,4 +98,4 @@ def _end_of_others() -> Callable[[], None]:
                 write(connection, b"cmd=abort exitcode=1\n")
 
             return end_others
-    return lambda: None
+    return None

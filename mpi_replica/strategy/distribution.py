@@ -19,12 +19,15 @@ from ..data import DistributedDataset, DistributedIterator, InputContext, ValueC
 from ..data.inputs import Input
 
 
-def transposed_if_alike(rows: Sequence[Any], join: Callable[[list[Any]], Any], kind: str) -> Any:
-    """Returns `nest.transposed`; None of nests that `agree_on_structure` refuses on all ranks."""
+def transposed_on_all_ranks(
+    engine: Engine, kind: str, rows: Sequence[Any], join: Callable[[list[Any]], Any]
+) -> Any:
+    """Returns `nest.transposed`, alike on all ranks; raises as `agree_on_structure`. Collective."""
     try:
-        return nest.transposed(rows, join, kind)
+        made = nest.transposed(rows, join, kind)
     except StructureMismatchError:
-        return None
+        made = None  # the agreement tells it by replica ids
+    return made if agree_on_structure(engine, kind, rows) else with_sorted_keys(made)
 
 
 def agree_on_structure(engine: Engine, kind: str, rows: Sequence[Any]) -> bool:
@@ -114,11 +117,11 @@ class Distribution(StrategyBase):
             for i in ids or (0,):
                 with called_for(self.engine, i, what, "that"):
                     rows.append(value_fn(ValueContext(i, number)))
-            made = transposed_if_alike(
-                rows, lambda values: per_replica(values[: len(ids)], layout), kind
+            if not ids:
+                return nest.transposed(rows, lambda _: per_replica([], layout), kind)
+            return transposed_on_all_ranks(
+                self.engine, kind, rows, lambda values: per_replica(values, layout)
             )
-            are_in_order = self.engine.is_spare or agree_on_structure(self.engine, kind, rows)
-            return made if are_in_order else with_sorted_keys(made)
         except Exception as error:
             self.engine.share(kind, error, since)
 

@@ -23,7 +23,6 @@ from ..core.context import (
     require_cross_replica,
 )
 from ..core.exceptions import ContextError
-from ..core.key_order import with_sorted_keys
 from ..core.options import CommunicationOptions, ReduceOp
 from ..core.values import (
     DistributedValues,
@@ -35,7 +34,7 @@ from ..core.values import (
 )
 from ..replicas.run_arguments import shared_tensors
 from ..replicas.variables import Variable
-from .distribution import agree_on_structure, transposed_if_alike
+from .distribution import agree_on_structure, transposed_on_all_ranks
 
 
 class StrategyExtended:
@@ -460,11 +459,11 @@ class StrategyExtended:
                     results.append(fn(var, *args, **named))
                 if shared is not None:
                     shared.check()
-            whole = tuple(results)
             if group:
-                whole = transposed_if_alike(results, self._of_replicas, "update")
-            if not agree_on_structure(engine, "update", results if group else [None]):
-                whole = with_sorted_keys(whole)
+                whole = transposed_on_all_ranks(engine, "update", results, self._of_replicas)
+            else:
+                agree_on_structure(engine, "update", [None])
+                whole = tuple(results)
         except BaseException as error:
             # For how many replicas it was called depends on how many share the rank.
             for take_back in ways_back.values():

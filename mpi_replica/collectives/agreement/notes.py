@@ -106,13 +106,12 @@ class Notes:
 
     def drop(self) -> None:
         """Forgets all: they were compared."""
-        if self.are_any:
-            self._notes.clear()
-            self._undos.clear()
-            self._owners.clear()
-            self._before_draws.clear()
-            self.chain = self._held_bytes = self.num_draws = 0
-            self.are_any = False
+        self._notes.clear()
+        self._undos.clear()
+        self._owners.clear()
+        self._before_draws.clear()
+        self.chain = self._held_bytes = self.num_draws = 0
+        self.are_any = False
 
     def take_back(self, of_ranks: _OfRanks = ((),), num_draws: Sequence[int] = (0,)) -> None:
         """Takes back what not all ranks have noted, and forgets all; by default all of this one.
@@ -120,12 +119,11 @@ class Notes:
         `num_draws` has that of each rank. Where they differ all go back to behind the last draw
         that all have made; or to the last one with a state, where that is one before it.
         """
-        if self.are_any:
-            self.undo(of_ranks)
-            common = min(*num_draws, _MOST_DRAWS - 1)
-            if len(set(num_draws)) > 1 and common < len(self._before_draws):
-                put_state(*self._before_draws[common])
-            self.drop()
+        self.undo(of_ranks)
+        common = min(*num_draws, _MOST_DRAWS - 1)
+        if len(set(num_draws)) > 1 and common < len(self._before_draws):
+            put_state(*self._before_draws[common])
+        self.drop()
 
     def undo(self, of_ranks: _OfRanks) -> None:
         """Takes back what this rank noted beyond what all ranks have noted."""
