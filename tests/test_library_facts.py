@@ -6,11 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpi_replica.ranks.library_facts import (
-    _loaded_libraries,
-    has_sound_persistent_collectives,
-    is_intel_mpi,
-)
+from mpi_replica.ranks.library_facts import has_sound_persistent_collectives, is_intel_mpi
+from mpi_replica.ranks.loaded_libraries import loaded_libraries
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -44,4 +41,4 @@ def test_files_in_memory_whose_names_are_no_text_are_no_hindrance(tmp_path):
         file.write(b"x")
         file.flush()
         with mmap.mmap(file.fileno(), 1):
-            assert os.fsdecode(path) in _loaded_libraries()
+            assert os.fsdecode(path) in loaded_libraries()

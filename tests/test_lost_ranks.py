@@ -480,6 +480,12 @@ def test_ranks_agree_on_what_all_of_them_say_while_their_watchers_look_for_messa
     assert found == {rank: [[1], [3]] for rank in range(3)}
 
 
+@pytest.mark.parametrize("imports", ["mpi4py.MPI mpi_replica", "mpi_replica mpi4py.MPI"])
+def test_the_end_of_mpi_waits_for_no_fence_of_all_whatever_is_imported_first(imports):
+    """Where one was killed Open MPI 5.0.11 came to no end behind it, now and then."""
+    assert told(lose("end_of_mpi.py", 2, IMPORTS=imports)) == {0: [True], 1: [True]}
+
+
 @pytest.mark.parametrize("file", ["test_elastic.py", "test_failures.py"])
 def test_ranks_agree_with_fault_tolerance_as_without(file):
     settings = ["-q", "-o", "faulthandler_timeout=60", "-p", "no:cacheprovider", "--only-mpi"]

@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
+from .loaded_libraries import loaded_libraries
 from .open_mpi import FAULT_TOLERANCE
 
 # From the version on that was tried.
@@ -78,7 +79,7 @@ def _gpus(mpi: Any) -> tuple[str, ...] | None:
     info.Free()
     gpus = {name for name in _GPU_QUESTIONS if name.lower() in kinds}
     answers = []
-    for path in _loaded_libraries():
+    for path in loaded_libraries():
         library = ctypes.CDLL(path)
         for name, question in _GPU_QUESTIONS.items():
             ask = getattr(library, question, None)
@@ -86,13 +87,3 @@ def _gpus(mpi: Any) -> tuple[str, ...] | None:
                 answers.append(name)
                 gpus |= {name} if ask() == 1 else set()
     return tuple(sorted(gpus)) if gpus or answers or kinds else None
-
-
-def _loaded_libraries() -> list[str]:
-    """Returns the files of MPI libraries that this process has loaded, where the system tells."""
-    try:
-        with open("/proc/self/maps", "rb") as file:  # names are bytes, and may be no text
-            paths = {line.split(None, 5)[5].strip() for line in file if b"/libmpi" in line}
-    except OSError:
-        return []
-    return sorted(os.fsdecode(path) for path in paths if os.path.isfile(path))
