@@ -9,15 +9,14 @@ IMPORTS
 import ctypes
 import importlib
 import os
+import sys
 
 import dying
 
 for name in os.environ["IMPORTS"].split():
     importlib.import_module(name)
 
-import mpi_replica as mr
-from mpi_replica.ranks.loaded_libraries import loaded_libraries
-
-strategy = mr.MPIStrategy()
-(library,) = (ctypes.CDLL(path) for path in loaded_libraries() if "/libmpi.so" in path)
+strategy = sys.modules["mpi_replica"].MPIStrategy()
+paths = sys.modules["mpi_replica.ranks.loaded_libraries"].loaded_libraries()
+(library,) = (ctypes.CDLL(path) for path in paths if "/libmpi.so" in path)
 dying.tell("TOLD", ctypes.c_bool.in_dll(library, "ompi_async_mpi_finalize").value)
