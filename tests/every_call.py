@@ -31,7 +31,7 @@ from mpi_replica.core import nest
 from mpi_replica.core.indexed_slices import IndexedSlices
 from mpi_replica.data.next_step import NextStep
 from mpi_replica.data.step_reader import Step
-from mpi_replica.replicas.run_end import RunEnd
+from mpi_replica.replicas.returned_values import RunEnd
 from mpi_replica.replicas.storage import Storage, StorageWriting
 from mpi_replica.strategy.elastic.buddies import buddy_of
 from mpi_replica.strategy.elastic.commit import Committing

@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, NoReturn, ParamSpec
 
 from ..core.context import NO_PART
@@ -232,6 +232,14 @@ class Engine:
                 raise call.error
             self.driver.report_failure([call], call.error)
         return self.perform([call])[0]
+
+    def for_each_replica(self, calls: Sequence[Call]) -> list[Any]:
+        """Performs calls made in cross-replica context, one for each replica of this rank."""
+        for i, call in zip(self.layout.local_replica_ids, calls, strict=True):
+            call.replica_ids = (i,)
+            if call.error is not None:
+                self.driver.report_failure([call], call.error)
+        return self.perform(calls)
 
     def fail(self, kind: str, error: BaseException) -> NoReturn:
         """Raises `error` on every rank: it came up on this one before a cross-replica call."""

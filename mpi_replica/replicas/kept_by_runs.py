@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.thread_owners import is_stand_in
 from .replica_thread import ReplicaThread
-from .run_end import RunEnd
+from .returned_values import RunEnd
 from .worker import GreenletWorker, Worker
 
 # A program that makes new functions all the time must not grow.

@@ -23,18 +23,15 @@ from ..collectives.agreement.agreement import MOST_REFUSALS
 from ..collectives.agreement.call import Call
 from ..collectives.agreement.stand import Note, Stand
 from ..collectives.merge import MergeCall
-from ..core import nest
 from ..core.context import current_state
 from ..core.digests import digest_of
 from ..core.exceptions import add_note
-from ..core.key_order import with_sorted_keys
 from ..core.randomness import put_state, state_of
 from ..core.tracebacks import let_go
-from ..core.values import per_replica
 from ..ranks.watch import event_log
 from .kept_by_runs import KeptByRuns
 from .merge_fn import comparable, run_merge_fn, unpacked
-from .run_end import RunEnd
+from .returned_values import RunEnd, joined
 from .seat import Seat, SharedRun
 
 # What most of them return.
@@ -257,7 +254,7 @@ class Run(SharedRun):
 
     def _end(self, kept: KeptByRuns) -> Any:
         """Agrees on the end of the run; returns what the local replicas returned, wrapped."""
-        layout, seats = self.engine.layout, self.seats
+        seats = self.seats
         is_empty = True
         for seat in seats:
             if seat.value is not None:
@@ -273,20 +270,7 @@ class Run(SharedRun):
         self._end_is_agreed = True
         if is_empty and kinds == _NO_VALUE:
             return None
-        leaves: list[Any] = []
-        for index, kind in enumerate(kinds):
-            if kind == "none":
-                leaves.append(None)
-            elif kind == "value":
-                values = [end.leaves[index] for end in ends] * (len(seats) // len(ends))
-                leaves.append(per_replica(values, layout))
-            else:
-                leaves.append(ends[0].leaves[index])
-        structures, rows = [end.structure for end in ends], [end.leaves for end in ends]
-        result = nest.merged(structures, rows, leaves, lambda nests: per_replica(nests, layout))
-        if ends[0].has_other_order:
-            return with_sorted_keys(result)
-        return result
+        return joined(ends, kinds, self.engine.layout)
 
     def _empty_end(self, kept: KeptByRuns) -> RunEnd:
         """Returns the end of a run in which no replica returned anything, as most steps do."""

@@ -31,8 +31,8 @@ from . import lent_arrays
 from .lent_arrays import LentArrays
 from .replica import require_unstaged_call
 from .replica_context import ReplicaContext
+from .returned_values import RunEnd
 from .run_arguments import RunArguments
-from .run_end import RunEnd
 from .run_libraries import libraries_of_run
 from .storage import Storage
 from .worker import Worker

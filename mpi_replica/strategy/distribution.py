@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from ..collectives.barrier import BarrierCall, ComparingBarrier
-from ..collectives.engine import Engine
+from ..collectives.barrier import BarrierCall
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
 from ..core.context import called_for, require_cross_replica
-from ..core.digests import digest_of
-from ..core.exceptions import StructureMismatchError
-from ..core.key_order import key_order, with_sorted_keys
 from ..core.options import InputOptions
 from ..core.values import per_replica
 from ..data import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from ..data.inputs import Input
-
-
-def transposed_on_all_ranks(
-    engine: Engine, kind: str, rows: Sequence[Any], join: Callable[[list[Any]], Any]
-) -> Any:
-    """Returns `nest.transposed`, alike on all ranks; raises as `agree_on_structure`. Collective."""
-    try:
-        made = nest.transposed(rows, join, kind)
-    except StructureMismatchError:
-        made = None  # the agreement tells it by replica ids
-    return made if agree_on_structure(engine, kind, rows) else with_sorted_keys(made)
-
-
-def agree_on_structure(engine: Engine, kind: str, rows: Sequence[Any]) -> bool:
-    """Returns whether nests of replicas have their keys in one order on all ranks. Collective.
-
-    Parameters
-    ----------
-    kind : str
-        The call.
-    rows : sequence
-        A nest for each local replica.
-
-    Raises
-    ------
-    StructureMismatchError
-        They are not alike in structure; on every rank.
-    """
-    # Of what `nest.transposed` makes of them it has other leaves where static fields differ.
-    structures = [nest.flatten(row)[1] for row in rows]
-    orders = set(map(key_order, rows, structures))
-    told = digest_of(sorted(orders)).to_bytes(8)
-    call = engine.make(kind, None, ComparingBarrier, kind, told, structures)
-    is_one: bool = engine.cross_replica(call)
-    return is_one and len(orders) == 1
+from ..replicas.returned_values import joined_on_all_ranks
 
 
 class Distribution(StrategyBase):
@@ -118,10 +80,8 @@ class Distribution(StrategyBase):
                 with called_for(self.engine, i, what, "that"):
                     rows.append(value_fn(ValueContext(i, number)))
             if not ids:
-                return nest.transposed(rows, lambda _: per_replica([], layout), kind)
-            return transposed_on_all_ranks(
-                self.engine, kind, rows, lambda values: per_replica(values, layout)
-            )
+                return nest.map_structure(lambda _: per_replica([], layout), rows[0])
+            return joined_on_all_ranks(self, kind, rows, is_apart=True)
         except Exception as error:
             self.engine.share(kind, error, since)
 

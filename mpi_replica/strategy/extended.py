@@ -29,12 +29,11 @@ from ..core.values import (
     Mirrored,
     PerReplica,
     is_made_on_ranks,
-    per_replica,
     read_only,
 )
+from ..replicas.returned_values import joined_on_all_ranks
 from ..replicas.run_arguments import shared_tensors
 from ..replicas.variables import Variable
-from .distribution import agree_on_structure, transposed_on_all_ranks
 
 
 class StrategyExtended:
@@ -459,11 +458,8 @@ class StrategyExtended:
                     results.append(fn(var, *args, **named))
                 if shared is not None:
                     shared.check()
-            if group:
-                whole = transposed_on_all_ranks(engine, "update", results, self._of_replicas)
-            else:
-                agree_on_structure(engine, "update", [None])
-                whole = tuple(results)
+            values = results if group else [None] * len(results)
+            whole = joined_on_all_ranks(self._strategy, "update", values)
         except BaseException as error:
             # For how many replicas it was called depends on how many share the rank.
             for take_back in ways_back.values():
@@ -474,15 +470,7 @@ class StrategyExtended:
             raise
         for storage, _ in ways_back:
             storage.writes_above += 1
-        return whole
-
-    def _of_replicas(self, values: list[Any]) -> Any:
-        """Returns a value of each local replica as one, as `run` does."""
-        first = values[0]
-        if first is None or self._strategy.name_of_variable(first):
-            if all([value is first for value in values]):
-                return first
-        return per_replica(values, self._strategy.engine.layout)
+        return whole if group else tuple(results)
 
 
 def _arguments_of_update(fn: Any, args: Any, kwargs: Any) -> tuple[list[Any], nest.Structure]:

@@ -19,7 +19,7 @@ from everywhere import (
 )
 from mistakes import MISTAKES
 from mpi_replica.collectives.agreement import agreement
-from mpi_replica.replicas.run_end import RunEnd
+from mpi_replica.replicas.returned_values import RunEnd
 
 STRUCTURE, CALL = mr.errors.StructureMismatchError, mr.errors.CollectiveMismatchError
 

@@ -523,6 +523,38 @@ def test_the_update_of_components_gives_a_value_per_replica_on_any_layout(strate
     check_works(strategy)
 
 
+@pytest.mark.parametrize("above", [True, False], ids=["above the replicas", "in a merge_fn"])
+def test_what_an_update_of_components_gives_for_some_replicas_alone_is_a_value_of_each(
+    strategy, above
+):
+    v = variable(strategy, 0.0, aggregation=SUM, **ON_READ)
+    weight = variable(strategy, 3.0)
+    R = strategy.num_replicas_in_sync
+    strategy.run(lambda: v.assign(replica_id()))
+
+    def gives(x):
+        if x.value() == 0:
+            return {"none": None, "variable": weight, "own": x, "all": weight, "value": 1.0}
+        return {"value": 1.0, "all": weight, "own": 4.0, "variable": 5.0, "none": 6.0}
+
+    def check(strategy):
+        found = strategy.extended.update(v, gives)
+        assert [*found] == (sorted(found) if R > 1 else [*gives(v)])
+        assert found["all"] is weight
+        differing = [found[key] for key in ("none", "variable", "own")]
+        assert [isinstance(one, mr.PerReplica) for one in differing] == [R > 1] * 3
+        return found
+
+    if above:
+        found = check(strategy)
+        for key, of_first, others in (("none", None, 6.0), ("variable", 3.0, 5.0)):
+            assert strategy.experimental_local_results(found[key]) == tuple(
+                of_first if i == 0 else others for i in strategy.local_replica_ids
+            )
+    else:
+        strategy.run(lambda: mr.get_replica_context().merge_call(lambda s: check(s) and None))
+
+
 def test_an_update_of_components_that_raises_takes_back_all_that_it_has_assigned(strategy):
     v, other = (variable(strategy, 0.0, aggregation=SUM, **ON_READ) for _ in range(2))
     R = strategy.num_replicas_in_sync

@@ -73,7 +73,7 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
     mismatch = noted or _call_difference(calls, layout) or _structure_difference(calls, layout)
     if mismatch is not None:
         return Verdict("raise", mismatch, doomed_run=doomed)
-    if statuses == {"returned"}:
+    if calls[0][1].key_order is not None:
         return Verdict("promote", change=_combined_returns([call for _, call in calls]))
     promoted, mismatch = _leaf_difference(calls, layout)
     if promoted:
@@ -89,7 +89,7 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
 
 def _combined_returns(ends: Sequence[CallDescription]) -> tuple[str, ...]:
     """Returns the order of keys that replicas have returned, and what each leaf is."""
-    orders = {end.key_order for end in ends}
+    orders = {end.key_order for end in ends if end.key_order is not None}
     columns = zip(*(end.leaves for end in ends), strict=True)
     kinds = [{leaf.dtype for leaf in column} for column in columns]
     return (

@@ -54,8 +54,8 @@ class CallDescription(NamedTuple):
     through: str = ""
     #: What to do where other replicas do not make this call.
     advice: str = ""
-    #: Of mappings in `structure`, where that matters; see `core.key_order`.
-    key_order: str = ""
+    #: Of mappings in what a replica has returned (see `core.key_order`); None for other calls.
+    key_order: str | None = None
 
     @property
     def what(self) -> str:
@@ -87,7 +87,7 @@ class CallDescription(NamedTuple):
         """Returns 64 bits that differ where the calls differ, the same in every process."""
         place = self.site.digest if self.name is None else bytes_of(self.name)
         digest = hashlib.blake2b(digest_size=8)
-        parts = (self.kind, self.detail, self.wire, self.code, self.structure, self.key_order)
+        parts = (self.kind, self.detail, self.wire, self.code, self.structure, str(self.key_order))
         for part in (*parts, str(self.name is None)):
             digest.update(bytes_of(part))
             digest.update(b"\0")
