@@ -577,7 +577,7 @@ def test_ctrl_c_behind_the_end_of_a_run_comes_up_there_alone_and_all_are_in_step
     """As behind the call itself: the others have gone on, and nobody waits to be told."""
     for culprit in sorted({0, strategy.size - 1}):
         if strategy.rank == culprit:
-            interrupt_instead(monkeypatch, run, "per_replica")
+            interrupt_instead(monkeypatch, run, "joined")
         error = error_of(lambda: strategy.run(my_id))
         assert type(error) is (KeyboardInterrupt if strategy.rank == culprit else type(None))
         check_works(strategy)
