@@ -1,6 +1,7 @@
 """Who keeps copies for whom, what is said of losses, and snapshots of a program's state."""
 
 import collections
+import copy
 import enum
 import gc
 import http
@@ -297,6 +298,33 @@ def test_objects_that_became_one_since_the_commit_are_two_again(strategy):
     objects = go_back(strategy, objects, snapshot)
     assert bits(objects) == before
     assert objects["own"][0] is objects["own"][1]
+
+
+def test_equal_objects_that_became_one_since_the_commit_are_two_again(strategy):
+    objects = {"a": np.ones(2), "b": np.ones(2), "p": {"x": [1.0]}, "q": {"x": [1.0]}}
+    first, snapshot = objects["p"], take(strategy, objects)
+    objects["b"], objects["q"] = objects["a"], objects["p"]
+    objects = go_back(strategy, objects, snapshot)
+    assert objects["p"] is first
+    objects["a"] += 1
+    objects["p"]["x"][0] += 1
+    assert (objects["b"].tolist(), objects["q"]) == ([1, 1], {"x": [1.0]})
+
+
+@pytest.mark.parametrize("is_spare", [False, True])
+def test_places_that_held_one_object_at_the_commit_hold_one_again(strategy, is_spare):
+    array, items = np.ones(2), {"x": [1.0]}
+    objects = {"a": array, "b": [(array[:], 1)], "p": items, "q": {1: items}, "r": items["x"]}
+    part = take(strategy, objects).shared
+    if is_spare:
+        part = pickle.loads(pickle.dumps(part.for_another_rank(), 5))
+    here = dict.fromkeys(objects) if is_spare else copy.deepcopy(objects) | {"p": items}
+    found = put_back(strategy, here, part, {})
+    assert is_spare or found["p"] is items
+    assert found["b"][0][0] is found["a"]
+    assert found["q"][1] is found["p"]
+    assert found["r"] is found["p"]["x"]
+    assert bits(found) == bits(objects)
 
 
 def test_dicts_have_the_order_of_the_commit(strategy):

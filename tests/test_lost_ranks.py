@@ -380,6 +380,12 @@ def test_what_nobody_has_any_more_ends_the_job_with_an_error(case, kills, words,
     assert ("was lost before it was committed, and nobody kept a copy yet" in text) != was_kept
 
 
+def test_a_spare_that_is_left_alone_has_no_state_to_go_on_with():
+    done = lose("names_of_one_object.py", 2, succeeds=None, SPARES="1")  # mpirun says 0
+    text = "gone: all ranks that hosted replicas were lost, and spares keep no copies. Give the"
+    assert re.search(rf"^mpi_replica.errors.RankLostError: .* {text} state", done.stderr, re.M)
+
+
 def test_what_can_not_be_loaded_after_a_loss_ends_the_job_with_an_error():
     """A commit loads nothing: there it would be the error of one rank alone."""
     # Of its status nothing is said: that too is up to what mpirun makes of MPI_Abort.
@@ -478,6 +484,13 @@ def test_ranks_agree_on_what_all_of_them_say_while_their_watchers_look_for_messa
     """Open MPI 5.0.11 gave 0 where all had said 1, now and then."""
     found = told(lose("agreed_words.py", 3))
     assert found == {rank: [[1], [3]] for rank in range(3)}
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_names_hold_one_object_behind_a_loss_where_they_did_at_the_commit(spares):
+    found = told(lose("names_of_one_object.py", 3, SPARES=str(spares)))
+    steps = [[step + 2.0] * 3 + [max(0.0, step - 1.0)] * 2 + [0.0] for step in range(4)]
+    assert found == {1: [steps], 2: [steps]}
 
 
 @pytest.mark.parametrize("imports", ["mpi4py.MPI mpi_replica", "mpi_replica mpi4py.MPI"])

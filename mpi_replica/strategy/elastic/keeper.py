@@ -83,8 +83,8 @@ class Keeper:
         self._reusable: Snapshot | None = None
         #: Replicas whose state is gone, so that the last checkpoint is needed.
         self.lost_replicas: tuple[int, ...] = ()
-        # Whether another rank had a copy of it.
-        self._was_kept = True
+        # Why it is gone.
+        self._why_lost = ""
         if self.is_guarded and not strategy.engine.is_spare:
             self._commit_beginning()
 
@@ -216,7 +216,7 @@ class Keeper:
         layout = Layout.even(number, transport.size, transport.rank)
         strategy.move(transport, layout)
         lose_components(strategy)
-        commit, held, lost, self._was_kept, engine.num_made, known = gather_state(
+        commit, held, lost, self._why_lost, engine.num_made, known = gather_state(
             transport,
             layout,
             self._commit,
@@ -289,10 +289,7 @@ class Keeper:
 
     def _gone(self, replica_ids: Sequence[int], text: str) -> RankLostError:
         """Returns the error of a state that no rank has, which all ranks raise."""
-        how = "a rank that hosted it was lost before it was committed, and nobody kept a copy yet"
-        if self._was_kept:
-            how = "the ranks that hosted and that kept it were lost together"
         replicas = numbers_text("replica", replica_ids)
-        error = RankLostError(f"what belonged to {replicas} is gone: {how}{text}")
+        error = RankLostError(f"what belonged to {replicas} is gone: {self._why_lost}{text}")
         mark_reporter(error, self._strategy.engine.layout.rank == 0)
         return error

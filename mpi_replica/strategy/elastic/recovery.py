@@ -62,9 +62,9 @@ class Gathered(NamedTuple):
     commit: HeldCommit | None
     #: The objects of replicas that it had before, or that another rank has sent.
     held: Held
-    #: Replicas whose state no rank has, and whether another one had a copy of it.
+    #: Replicas whose state no rank has, and why, in words.
     lost: Sequence[int]
-    was_kept: bool
+    why: str
     #: How many any rank has made.
     num_made: Counter[str]
     #: The distributed datasets of the first rank that had replicas, by number.
@@ -151,9 +151,15 @@ def gather_state(
         sent = for_another_rank(held) if is_first and held else None
         objects = [sent if one.number is None else None for one in inventories]
         received = _exchange(transport, objects)
-        was_kept = 0 not in numbers  # that of the begin, which each rank makes alone
+        why = "the ranks that hosted and that kept it were lost together"
+        if 0 in numbers:  # that of the begin, which each rank makes alone
+            why = (
+                "a rank that hosted it was lost before it was committed, and nobody kept a copy yet"
+            )
+        elif not numbers:
+            why = "all ranks that hosted replicas were lost, and spares keep no copies"
         objects_here = received[0] if received else held
-        return Gathered(None, objects_here, lost, was_kept, most, of_first.known)
+        return Gathered(None, objects_here, lost, why, most, of_first.known)
     messages: list[Any] = []
     for rank, one in enumerate(inventories):
         parts = {
@@ -173,7 +179,7 @@ def gather_state(
     part = part._replace(datasets=of_first.datasets or {})
     # What other ranks host now is kept, too: one of them may be lost before the next commit.
     gone_back_to = HeldCommit(numbers.pop(), part, own, lambda: have, empty, step)
-    return Gathered(gone_back_to, part.held, [], True, most, of_first.known)
+    return Gathered(gone_back_to, part.held, [], "", most, of_first.known)
 
 
 def _require_one_call(calls: Sequence[int], rank: int) -> None:

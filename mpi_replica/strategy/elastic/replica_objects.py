@@ -80,15 +80,31 @@ def moved(objects: Mapping[str, Any], held: Held, layout: Layout) -> dict[str, A
     return {name: with_changes(value, (name,), moved_here) for name, value in objects.items()}
 
 
-def with_changes(live: Any, place: Place, changed: Callable[[Any, Place], Any]) -> Any:
+def can_be_sent(value: Any) -> bool:
+    """Returns whether a value can be pickled."""
+    try:
+        pickle.dumps(value, 5)
+    except Exception:  # each class may have its own
+        return False
+    return True
+
+
+def with_changes(
+    live: Any,
+    place: Place,
+    changed: Callable[[Any, Place], Any],
+    before: Callable[[Any, Place], Any] = lambda live, place: live,
+) -> Any:
     """Returns a nest with what `changed` returns for each value and its place, inner ones first.
 
-    Dicts and lists in it are changed themselves.
+    Dicts and lists in it are changed themselves. `before` returns what stands in the place of a
+    value before those in it are changed.
     """
 
     def inside(key: Any, item: Any) -> Any:
-        return with_changes(item, (*place, key), changed)
+        return with_changes(item, (*place, key), changed, before)
 
+    live = before(live, place)
     if isinstance(live, MutableMapping) and not object_state.has_state(live):
         for key, item in list(live.items()):
             replaced = inside(key, item)

@@ -28,6 +28,7 @@ from ...core.values import Mirrored, PerReplica
 from ...data.distributed_dataset import go_back, states_at_commit
 from ...data.epochs import DatasetKey, epochs_begun, put_epochs_back
 from ...replicas.assignment import Assignable, lose_later_values
+from .aliases import Aliases, aliases_for_another_rank, aliases_in, with_aliases
 from .replica_objects import Held, Place, for_another_rank, held_in, moved
 from .value_kinds import ValueKind, kinds_for_another_rank, kinds_in, of_kinds
 
@@ -53,13 +54,18 @@ class SharedPart(NamedTuple):
     epochs: Mapping[DatasetKey, int] = {}
     #: The types of values that what stands for them does not tell.
     kinds: Mapping[Place, ValueKind] = {}
+    #: Which places held one object.
+    aliases: Aliases = ()
     #: The identities of variables that were in none of the objects.
     beside: Set[str] = frozenset()
 
     def for_another_rank(self) -> SharedPart:
         """Returns what a rank needs that has none."""
-        held, kinds = for_another_rank(self.held), kinds_for_another_rank(self.kinds)
-        return self._replace(held=held, kinds=kinds)
+        return self._replace(
+            held=for_another_rank(self.held),
+            kinds=kinds_for_another_rank(self.kinds),
+            aliases=aliases_for_another_rank(self.aliases),
+        )
 
 
 class ReplicaPart(NamedTuple):
@@ -178,6 +184,7 @@ def take(
         held_in(objects),
         epochs_begun(None),
         dict(kinds_in(objects)),
+        aliases_in(objects),
         frozenset(beside),
     )
     return Snapshot(shared, own, copies)
@@ -255,7 +262,7 @@ def put_back(
         )
     restored = comparison.put_back()
     del restored[_VARIABLES]
-    restored = of_kinds(restored, shared.kinds)
+    restored = with_aliases(of_kinds(restored, shared.kinds), shared.aliases)
     replicas = {str(i): part.generator for i, part in own.items() if part.generator is not None}
     strategy.generators.restore({**shared.generators, "replicas": replicas})
     go_back(engine.datasets, shared.datasets)

@@ -9,7 +9,6 @@ import collections
 import enum
 import functools
 import operator
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from ...core.object_state import LEAF_TYPES, has_state
 from ...core.values import Mirrored
-from .replica_objects import Place, with_changes
+from .replica_objects import Place, can_be_sent, with_changes
 
 # These are made by their constructors of what they were as plain data.
 _CONSTRUCTED = {collections.OrderedDict, bytearray, Mirrored}
@@ -69,12 +68,4 @@ def of_kinds(objects: Mapping[str, Any], kinds: _Kinds) -> dict[str, Any]:
 
 def kinds_for_another_rank(kinds: _Kinds) -> _Kinds:
     """Returns those kinds that can be sent: that of a local class, say, a spare does without."""
-    return {place: kind for place, kind in kinds.items() if _can_be_sent(kind)}
-
-
-def _can_be_sent(kind: ValueKind) -> bool:
-    try:
-        pickle.dumps(kind, 5)
-    except Exception:  # each class may have its own
-        return False
-    return True
+    return {place: kind for place, kind in kinds.items() if can_be_sent((place, kind))}
