@@ -2,8 +2,10 @@
 
 import mmap
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from mpi_replica.ranks.library_facts import has_sound_persistent_collectives, is_intel_mpi
@@ -36,9 +38,18 @@ def test_persistent_collectives_are_those_that_were_right(text, are_sound):
 
 
 def test_files_in_memory_whose_names_are_no_text_are_no_hindrance(tmp_path):
-    path = os.fsencode(tmp_path) + b"/libmpi-\xe9"
+    path = os.fsencode(tmp_path) + b"/libmpi-\xe9.so"
     with open(path, "w+b") as file:
         file.write(b"x")
         file.flush()
         with mmap.mmap(file.fileno(), 1):
             assert os.fsdecode(path) in loaded_libraries()
+
+
+def test_files_of_data_are_no_libraries(tmp_path):
+    path = tmp_path / "libmpi" / "libmpi_traces.bin"
+    path.parent.mkdir()
+    mapped = np.memmap(path, mode="w+", shape=1)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    assert not [name for name in loaded_libraries() if name.startswith(str(tmp_path))]
+    assert mapped.tolist() == [0]

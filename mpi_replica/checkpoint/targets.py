@@ -45,8 +45,8 @@ class Targets:
         if not _is_changed(live):
             return None
         first, where = saved, path
-        if (array := memory_of_changing(live)) is not None:
-            place = place_in_memory(array)
+        if (array := _memory_of(live)) is not None:
+            place = (array.ctypes.data, array.dtype, array.shape, array.strides)
             _, first, where = self._in_memory.setdefault(place, (array, saved, path))
         _, first, where = self._found.setdefault(id(live), (live, first, where))
         return None if first is saved or self._are_same(first, saved) else where
@@ -87,23 +87,15 @@ class Targets:
         return array.reshape(-1).view(np.uint8)
 
 
-def memory_of_changing(live: Any) -> Array | None:
-    """Returns an array, or what a tensor has in the memory of the host; None for other things.
-
-    None also for what can't change, and without an item.
-    """
-    if not (isinstance(live, np.ndarray) or _is_tensor(live)) or not _is_changed(live):
+def _memory_of(live: Any) -> Array | None:
+    """Returns an array, or what a tensor has in the memory of the host; None for other things."""
+    if not (isinstance(live, np.ndarray) or _is_tensor(live)):
         return None
     try:
         array: Array = memory_of(values_of(live))
     except Exception:  # torch has several for what has no such memory
         return None
     return array if array.nbytes else None
-
-
-def place_in_memory(array: Array) -> tuple[Any, ...]:
-    """Returns what of which memory an array shows."""
-    return array.__array_interface__["data"][0], array.dtype, array.shape, array.strides
 
 
 def _is_changed(live: Any) -> bool:

@@ -228,9 +228,7 @@ class Engine:
         """Performs a call made in cross-replica context, for all replicas of this rank."""
         call.replica_ids = self.layout.local_replica_ids
         if call.error is not None:
-            if call.is_told:
-                raise call.error
-            self.driver.report_failure([call], call.error)
+            self._raise_error_of(call, call.error)
         return self.perform([call])[0]
 
     def for_each_replica(self, calls: Sequence[Call]) -> list[Any]:
@@ -238,8 +236,13 @@ class Engine:
         for i, call in zip(self.layout.local_replica_ids, calls, strict=True):
             call.replica_ids = (i,)
             if call.error is not None:
-                self.driver.report_failure([call], call.error)
+                self._raise_error_of(call, call.error)
         return self.perform(calls)
+
+    def _raise_error_of(self, call: Call, error: BaseException) -> NoReturn:
+        if call.is_told:
+            raise error
+        self.driver.report_failure([call], error)
 
     def fail(self, kind: str, error: BaseException) -> NoReturn:
         """Raises `error` on every rank: it came up on this one before a cross-replica call."""

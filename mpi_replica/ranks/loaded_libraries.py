@@ -12,4 +12,9 @@ def loaded_libraries() -> list[str]:
             paths = {line.split(None, 5)[5].strip() for line in file if b"/libmpi" in line}
     except OSError:
         return []
-    return sorted(os.fsdecode(path) for path in paths if os.path.isfile(path))
+    return sorted(os.fsdecode(path) for path in paths if _is_library(path))
+
+
+def _is_library(path: bytes) -> bool:
+    name = os.path.basename(path)  # programs map files of data, too
+    return name.startswith(b"libmpi") and b".so" in name and os.path.isfile(path)

@@ -41,5 +41,5 @@ def set_up_open_mpi() -> None:
 def _end_without_fence() -> None:
     """Does as `NO_FENCE`: by MPI_T the library lets nobody write it (MPI_T_ERR_CVAR_SET_NEVER)."""
     for path in loaded_libraries():
-        with contextlib.suppress(ValueError):  # a library beside the one that has it
+        with contextlib.suppress(ValueError, OSError):  # one beside that which has it
             ctypes.c_bool.in_dll(ctypes.CDLL(path), _NO_FENCE_VALUE).value = True

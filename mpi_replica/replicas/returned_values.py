@@ -27,7 +27,7 @@ class ReturnedValues(Call):
     value : nest
     replica_id : int, optional
         None where `value` is of several replicas.
-    is_apart : bool
+    always_wrap : bool
         Whether a leaf is a value of each replica also where all have None or a variable.
     """
 
@@ -43,7 +43,7 @@ class ReturnedValues(Call):
         value: Any,
         replica_id: int | None = None,
         *,
-        is_apart: bool = False,
+        always_wrap: bool = False,
     ) -> None:
         self.site = site
         self.options = options
@@ -58,7 +58,7 @@ class ReturnedValues(Call):
         #: In which the dicts of all replicas are given to the program.
         self.key_order = key_order(value, self.structure)
         self.kinds: tuple[str, ...] = ("value",) * len(leaves)
-        if not is_apart:
+        if not always_wrap:
             name = strategy.name_of_variable
             kinds = [
                 "none" if leaf is None else ("" if is_plain else name(leaf)) or "value"
@@ -138,7 +138,7 @@ def joined(returned: Sequence[ReturnedValues], kinds: Sequence[str], layout: Lay
 
 
 def joined_on_all_ranks(
-    strategy: StrategyBase, kind: str, values: Sequence[Any], *, is_apart: bool = False
+    strategy: StrategyBase, kind: str, values: Sequence[Any], *, always_wrap: bool = False
 ) -> Any:
     """Returns what a function has returned for each replica of this rank as one nest. Collective.
 
@@ -152,7 +152,7 @@ def joined_on_all_ranks(
     engine = strategy.engine
     ids = engine.layout.local_replica_ids
     calls = [
-        engine.make(kind, None, ReturnedValues, kind, strategy, value, i, is_apart=is_apart)
+        engine.make(kind, None, ReturnedValues, kind, strategy, value, i, always_wrap=always_wrap)
         for i, value in zip(ids, values, strict=True)
     ]
     kinds = engine.for_each_replica(calls)[0]

@@ -35,7 +35,8 @@ class Distribution(StrategyBase):
         Returns
         -------
         nest of PerReplica
-            The values themselves, no copies.
+            The values themselves, no copies; of a `PerReplica` the component, and of a `Mirrored`
+            what is in it.
 
         Raises
         ------
@@ -81,7 +82,7 @@ class Distribution(StrategyBase):
                     rows.append(value_fn(ValueContext(i, number)))
             if not ids:
                 return nest.map_structure(lambda _: per_replica([], layout), rows[0])
-            return joined_on_all_ranks(self, kind, rows, is_apart=True)
+            return joined_on_all_ranks(self, kind, rows, always_wrap=True)
         except Exception as error:
             self.engine.share(kind, error, since)
 

@@ -415,7 +415,8 @@ class StrategyExtended:
         -----
         The hash of 100 MB takes about 20 ms; on one rank there is none. For a variable that is
         synchronized on read: one message of 256 bytes a rank, which says that `fn` raised nowhere;
-        and what components were before is held until the end. Counterpart of
+        three more where replicas returned other kinds of values, or keys in another order; and what
+        components were before is held until the end. Counterpart of
         ``tf.distribute.StrategyExtended.update``.
 
         Examples

@@ -216,20 +216,24 @@ class MPIStrategy(Strategy):
         if have_all_come:
             transport.close()
 
-    def _close_here(self) -> None:
+    def _close_here(self, *, stays_watched: bool = False) -> None:
         self._is_closed = True
         open_strategies.discard(self)
         if self._release_blas is not None:
             self._release_blas()
-        watcher.remove(self.engine.watch)
+        if not stays_watched:
+            watcher.remove(self.engine.watch)
         self.engine.agreement.close()
         self.engine.group.pool.close()
 
     def __enter__(self) -> MPIStrategy:
         return self
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self.close()
-        else:  # the other ranks may be anywhere
-            self._close_here()
+            return
+        agreement = self.engine.agreement
+        is_of_all = error is agreement.last_error or error is agreement.final
+        # Else the others may be anywhere, also in a call that waits for this rank.
+        self._close_here(stays_watched=not is_of_all)

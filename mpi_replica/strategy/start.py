@@ -88,7 +88,8 @@ class Wishes(NamedTuple):
 
 _TOO_MANY = (
     "Each strategy has communicators of its own. Close those that are not used any more:"
-    " strategy.close(), or `with mr.MPIStrategy() as strategy:`."
+    " strategy.close(), or `with mr.MPIStrategy() as strategy:`. One whose `with` was left by an"
+    " error keeps its own: make one strategy for all attempts."
 )
 
 

@@ -196,6 +196,25 @@ def others_make_one(culprit):
     return found
 
 
+def left_by_an_error(culprit):
+    """One rank leaves a strategy by an error, and goes on with another one."""
+    outer = mr.MPIStrategy()
+
+    def trial():
+        with mr.MPIStrategy() as strategy:
+            strategy.run(second_call)
+            if rank == culprit:
+                raise OSError("no data")
+            strategy.run(first_call)
+
+    error = error_of(trial)
+    if rank == culprit:
+        error = error_of(lambda: outer.run(second_call))
+    found = told(error, lambda: outer.run(first_call))
+    outer.close()
+    return found
+
+
 last, middle = world.size - 1, world.size // 2
 SITUATIONS = {
     "timeout, first": lambda: late_beyond_the_timeout(0),
@@ -209,6 +228,7 @@ SITUATIONS = {
     "a ring": a_ring,
     "a new one, last": lambda: others_make_one(last),
     "a new one, middle": lambda: others_make_one(middle),
+    "left by an error": lambda: left_by_an_error(last),
     "failure after a header": lambda: failure_after("exchange"),
     "failure after data": lambda: failure_after("all_reduce"),
     "no memory": no_memory,

@@ -124,9 +124,9 @@ class Agreement:
         self.others_stay = False
         #: Whether all of them have left, each where the others did, and know it.
         self.all_have_left = False
-        # The last agreed error, which every rank holds: where it comes back uncaught from the
-        # step function, it need not travel again.
-        self._last_error: BaseException | None = None
+        #: The last agreed error, which every rank holds: where it comes back uncaught from the
+        #: step function, it need not travel again.
+        self.last_error: BaseException | None = None
         #: How often all ranks have agreed on an error.
         self.num_raised = 0
         #: Called where this rank gives up the strategy, to tell the others.
@@ -183,7 +183,7 @@ class Agreement:
             self.sizes.agree_again()
         else:
             self.sizes.agree(first.fingerprint)
-        self._last_error = self.raised = None
+        self.last_error = self.raised = None
         if self.notes.are_any:
             self.notes.drop()
 
@@ -303,7 +303,7 @@ class Agreement:
     def failed_stand(self, call: Call, error: BaseException, status: str = "failed") -> Stand:
         """Returns the stand of replicas in which `error` came up."""
         who = self._layout.describe(call.replica_ids)
-        serial = self.num_raised if error is self._last_error else -1
+        serial = self.num_raised if error is self.last_error else -1
         # Inside of a call it is this package that has called a library.
         place = travelling_error.place_of(error, may_be_library=status == "raised")
         place = place or call.site.line  # a mistake in the arguments has no frame
@@ -433,8 +433,8 @@ class Agreement:
             if verdict.error is None:
                 raise RuntimeError(f"a verdict without an error: {verdict!r}")
             return verdict.error
-        if traveller.serial == self.num_raised and self._last_error is not None:
-            return self._last_error
+        if traveller.serial == self.num_raised and self.last_error is not None:
+            return self.last_error
         mine = self._layout.rank == verdict.origin_rank
         error = originals[verdict.origin_replica] if mine else travelling_error.load(traveller)
         flag = b"" if error is None else b"loaded"
@@ -473,9 +473,9 @@ class Agreement:
         """Raises what all ranks raise now, each of them by its own reckoning and all alike."""
         self.assemble()
         self.num_raised += 1
-        if error is not self._last_error:  # where it comes again, all ranks have it
+        if error is not self.last_error:  # where it comes again, all ranks have it
             exceptions.mark_reporter(error, max(verdict.origin_rank, 0) == self._layout.rank)
-        self._last_error = error
+        self.last_error = error
         if verdict.doomed_run is not None:
             for run in self.runs:
                 if run.ordinal >= verdict.doomed_run:

@@ -1,78 +1,86 @@
-"""Which places of a state held one array, dict or list at a commit, where they do again.
+"""Which places of a state hold one array, dict or list at a commit: behind a loss they do again.
 
-Plain data has it once for each place, and on a spare nothing may stand there.
+Plain data has it once for each place; and the program may have put others there since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...checkpoint.targets import copied, memory_of_changing, place_in_memory
+from ...checkpoint.targets import copied
+from ...core.array_ways import TorchWay, way_of
 from ...core.object_state import LEAF_TYPES, has_state
 from .replica_objects import Place, can_be_sent, with_changes
 
-# What neither is one of these nor holds any.
-_OTHER_TYPES = LEAF_TYPES - {np.ndarray}
-
-#: The places of each that stands in several.
-Aliases = Sequence[Sequence[Place]]
+# Those of leaves that are none of these: arrays are among the leaves.
+_PLAIN_TYPES = LEAF_TYPES - {np.ndarray}
 
 
-def aliases_in(objects: Mapping[str, Any]) -> Aliases:
-    """Returns which places in the objects of a program hold one array, dict or list."""
-    found: dict[Hashable, list[Place]] = {}
-    for place, identity in _identities_in(objects, ()):
-        found.setdefault(identity, []).append(place)
-    return [places for places in found.values() if len(places) > 1]
+class Aliases(NamedTuple):
+    """The places of an array, a dict or a list that stands in several."""
+
+    places: list[Place]
+    #: Itself; None on a rank that has not committed.
+    value: Any
 
 
-def _identities_in(live: Any, place: Place) -> Iterator[tuple[Place, Hashable]]:
-    if place and (identity := _identity_of(live)) is not None:
-        yield place, identity
+def aliases_in(objects: Mapping[str, Any]) -> list[Aliases]:
+    """Returns what stands in several places in the objects of a program."""
+    # With itself: a mapping may make its items when it is asked for them, and ids come again.
+    found: dict[int, Aliases] = {}
+    for place, value in _changing_values(objects, ()):
+        found.setdefault(id(value), Aliases([], value)).places.append(place)
+    return [one for one in found.values() if len(one.places) > 1]
+
+
+def _changing_values(live: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+    """Returns the arrays, dicts and lists in a nest, each with its place."""
+    if place and _is_changing(live):
+        yield place, live
     if isinstance(live, (Mapping, list, tuple)) and not has_state(live):
         items = live.items() if isinstance(live, Mapping) else enumerate(live)
         for key, item in items:
-            if type(item) not in _OTHER_TYPES:
-                yield from _identities_in(item, (*place, key))
+            if type(item) not in _PLAIN_TYPES:
+                yield from _changing_values(item, (*place, key))
 
 
-def _identity_of(live: Any) -> Hashable:
-    """Returns what tells an array, a dict or a list from others; None for what is none of these.
-
-    Arrays that show the same memory in the same way are one.
-    """
-    memory = memory_of_changing(live)
-    if memory is not None:
-        return place_in_memory(memory)
+def _is_changing(live: Any) -> bool:
+    """Returns whether it is an array that can be written into, a dict or a list."""
+    if isinstance(live, np.ndarray):
+        return live.flags.writeable
     is_container = isinstance(live, (dict, list)) and not has_state(live)
-    return id(live) if is_container else None
+    return is_container or way_of(type(live)) is TorchWay
 
 
-def with_aliases(objects: Mapping[str, Any], aliases: Aliases) -> dict[str, Any]:
+def with_aliases(objects: Mapping[str, Any], aliases: Sequence[Aliases]) -> dict[str, Any]:
     """Returns objects in which places hold one where they did, and else one each."""
-    firsts = {place: places[0] for places in aliases for place in places}
-    of_places: dict[Place, Any] = {}
-    place_of: dict[Hashable, Place] = {}
+    firsts = {place: one.places[0] for one in aliases for place in one.places}
+    values = {place: one.value for one in aliases for place in one.places}
+    # What stands in each place, by the first of its places: what stood there, where it still does.
+    standing = {
+        firsts[place]: live
+        for place, live in _changing_values(objects, ())
+        if live is values.get(place)
+    }
+    owners = {id(live): first for first, live in standing.items()}
 
-    def alias(live: Any, place: Place) -> Any:
-        identity = _identity_of(live)
-        if identity is None:
+    def one_of_place(live: Any, place: Place) -> Any:
+        if not _is_changing(live):
             return live
-        place = firsts.get(place, place)
-        if place not in of_places:
-            is_free = place_of.setdefault(identity, place) == place
-            of_places[place] = live if is_free else copied(live)
-        return of_places[place]
+        first = firsts.get(place, place)
+        if first not in standing:
+            is_free = owners.setdefault(id(live), first) == first
+            standing[first] = live if is_free else copied(live)
+        return standing[first]
 
     return {
-        name: with_changes(value, (name,), lambda live, _: live, before=alias)
-        for name, value in objects.items()
+        name: with_changes(value, (name,), before=one_of_place) for name, value in objects.items()
     }
 
 
-def aliases_for_another_rank(aliases: Aliases) -> Aliases:
+def aliases_for_another_rank(aliases: Sequence[Aliases]) -> list[Aliases]:
     """Returns those aliases that can be sent."""
-    return [places for places in aliases if can_be_sent(places)]
+    return [one._replace(value=None) for one in aliases if can_be_sent(one.places)]

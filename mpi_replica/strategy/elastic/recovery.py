@@ -62,7 +62,7 @@ class Gathered(NamedTuple):
     commit: HeldCommit | None
     #: The objects of replicas that it had before, or that another rank has sent.
     held: Held
-    #: Replicas whose state no rank has, and why, in words.
+    #: Replicas whose state no rank has, and why, in words; without any an empty text.
     lost: Sequence[int]
     why: str
     #: How many any rank has made.

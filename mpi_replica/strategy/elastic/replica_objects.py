@@ -92,17 +92,18 @@ def can_be_sent(value: Any) -> bool:
 def with_changes(
     live: Any,
     place: Place,
-    changed: Callable[[Any, Place], Any],
+    changed: Callable[[Any, Place], Any] = lambda live, place: live,
+    *,
     before: Callable[[Any, Place], Any] = lambda live, place: live,
 ) -> Any:
     """Returns a nest with what `changed` returns for each value and its place, inner ones first.
 
-    Dicts and lists in it are changed themselves. `before` returns what stands in the place of a
+    Dicts and lists in it are changed themselves. What `before` returns stands in the place of a
     value before those in it are changed.
     """
 
     def inside(key: Any, item: Any) -> Any:
-        return with_changes(item, (*place, key), changed, before)
+        return with_changes(item, (*place, key), changed, before=before)
 
     live = before(live, place)
     if isinstance(live, MutableMapping) and not object_state.has_state(live):
@@ -115,7 +116,7 @@ def with_changes(
         if any(of_keys[key] is not item for key, item in live.items()):
             make: Callable[[dict[Any, Any]], Any] = type(live)
             live = make(of_keys)  # as a restore makes it anew
-    elif isinstance(live, (list, tuple)):
+    elif isinstance(live, (list, tuple)) and not object_state.has_state(live):
         items = [inside(i, item) for i, item in enumerate(live)]
         if any(new is not old for new, old in zip(items, live, strict=True)):
             live = refilled(live, items)

@@ -8,7 +8,7 @@ move with them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,8 +54,8 @@ class SharedPart(NamedTuple):
     epochs: Mapping[DatasetKey, int] = {}
     #: The types of values that what stands for them does not tell.
     kinds: Mapping[Place, ValueKind] = {}
-    #: Which places held one object.
-    aliases: Aliases = ()
+    #: What stood in several places.
+    aliases: Sequence[Aliases] = ()
     #: The identities of variables that were in none of the objects.
     beside: Set[str] = frozenset()
 
