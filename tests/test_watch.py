@@ -269,6 +269,20 @@ def test_a_lock_of_another_replica_is_recognised_where_there_is_no_other_rank(mo
     assert not strategy.engine.watch.is_watched
 
 
+def test_a_strategy_of_one_rank_that_an_error_has_left_is_watched_no_more(monkeypatch):
+    monkeypatch.setenv("MPI_REPLICA_TRANSPORT", "single")
+    strategy = mr.MPIStrategy(num_replicas=2)
+    assert strategy.engine.watch.is_watched
+
+    def leave():
+        with strategy:
+            raise OSError("no data")
+
+    with pytest.raises(OSError, match="no data"):
+        leave()
+    assert not strategy.engine.watch.is_watched
+
+
 @pytest.mark.parametrize(
     ("ranks", "situation", "waiting", "missing"),
     [

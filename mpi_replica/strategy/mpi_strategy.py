@@ -236,4 +236,4 @@ class MPIStrategy(Strategy):
         agreement = self.engine.agreement
         is_of_all = error is agreement.last_error or error is agreement.final
         # Else the others may be anywhere, also in a call that waits for this rank.
-        self._close_here(stays_watched=not is_of_all)
+        self._close_here(stays_watched=not is_of_all and self.engine.transport.size > 1)
