@@ -73,7 +73,7 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
     mismatch = noted or _call_difference(calls, layout) or _structure_difference(calls, layout)
     if mismatch is not None:
         return Verdict("raise", mismatch, doomed_run=doomed)
-    if calls[0][1].key_order is not None:
+    if calls[0][1].key_order is not None:  # what replicas have returned can be made alike
         return Verdict("promote", change=_combined_returns([call for _, call in calls]))
     promoted, mismatch = _leaf_difference(calls, layout)
     if promoted:

@@ -5,18 +5,15 @@ Plain data has it once for each place; and the program may have put others there
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...checkpoint.targets import copied
 from ...core.array_ways import TorchWay, way_of
-from ...core.object_state import LEAF_TYPES, has_state
-from .replica_objects import Place, can_be_sent, with_changes
-
-# Those of leaves that are none of these: arrays are among the leaves.
-_PLAIN_TYPES = LEAF_TYPES - {np.ndarray}
+from ...core.object_state import has_state
+from .replica_objects import Place, can_be_sent, values_in, with_changes
 
 
 class Aliases(NamedTuple):
@@ -27,24 +24,14 @@ class Aliases(NamedTuple):
     value: Any
 
 
-def aliases_in(objects: Mapping[str, Any]) -> list[Aliases]:
-    """Returns what stands in several places in the objects of a program."""
+def aliases_of(values: Iterable[tuple[Place, Any]]) -> list[Aliases]:
+    """Returns those of values, of `values_in`, that stand in several places."""
     # With itself: a mapping may make its items when it is asked for them, and ids come again.
     found: dict[int, Aliases] = {}
-    for place, value in _changing_values(objects, ()):
-        found.setdefault(id(value), Aliases([], value)).places.append(place)
+    for place, value in values:
+        if _is_changing(value):
+            found.setdefault(id(value), Aliases([], value)).places.append(place)
     return [one for one in found.values() if len(one.places) > 1]
-
-
-def _changing_values(live: Any, place: Place) -> Iterator[tuple[Place, Any]]:
-    """Returns the arrays, dicts and lists in a nest, each with its place."""
-    if place and _is_changing(live):
-        yield place, live
-    if isinstance(live, (Mapping, list, tuple)) and not has_state(live):
-        items = live.items() if isinstance(live, Mapping) else enumerate(live)
-        for key, item in items:
-            if type(item) not in _PLAIN_TYPES:
-                yield from _changing_values(item, (*place, key))
 
 
 def _is_changing(live: Any) -> bool:
@@ -62,8 +49,8 @@ def with_aliases(objects: Mapping[str, Any], aliases: Sequence[Aliases]) -> dict
     # What stands in each place, by the first of its places: what stood there, where it still does.
     standing = {
         firsts[place]: live
-        for place, live in _changing_values(objects, ())
-        if live is values.get(place)
+        for place, live in values_in(objects)
+        if place in firsts and live is values[place]
     }
     owners = {id(live): first for first, live in standing.items()}
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
+
+import numpy as np
 
 from ...checkpoint.new_containers import refilled
 from ...core import exceptions, object_state
@@ -18,6 +20,9 @@ from ...core.values import PerReplica, per_replica
 
 #: Where a value is: the name of an object, and the keys that lead to it.
 Place = tuple[Any, ...]
+
+# Of the leaves of nests arrays are among the commonest, too.
+_PLAIN_TYPES = object_state.LEAF_TYPES - {np.ndarray}
 
 #: By the place of each `PerReplica` that holds objects: its components, by the replicas' ids.
 Held = Mapping[Place, Mapping[int, Any]]
@@ -78,6 +83,19 @@ def moved(objects: Mapping[str, Any], held: Held, layout: Layout) -> dict[str, A
         return values.get(place, live) if isinstance(live, PerReplica) else live
 
     return {name: with_changes(value, (name,), moved_here) for name, value in objects.items()}
+
+
+def values_in(live: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Returns the containers, arrays and objects in a nest, each with its place, outer ones first.
+
+    Numbers, texts and the like are passed over.
+    """
+    yield place, live
+    if isinstance(live, (Mapping, list, tuple)) and not object_state.has_state(live):
+        items = live.items() if isinstance(live, Mapping) else enumerate(live)
+        for key, item in items:
+            if type(item) not in _PLAIN_TYPES:
+                yield from values_in(item, (*place, key))
 
 
 def can_be_sent(value: Any) -> bool:

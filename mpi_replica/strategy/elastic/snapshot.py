@@ -28,9 +28,9 @@ from ...core.values import Mirrored, PerReplica
 from ...data.distributed_dataset import go_back, states_at_commit
 from ...data.epochs import DatasetKey, epochs_begun, put_epochs_back
 from ...replicas.assignment import Assignable, lose_later_values
-from .aliases import Aliases, aliases_for_another_rank, aliases_in, with_aliases
-from .replica_objects import Held, Place, for_another_rank, held_in, moved
-from .value_kinds import ValueKind, kinds_for_another_rank, kinds_in, of_kinds
+from .aliases import Aliases, aliases_for_another_rank, aliases_of, with_aliases
+from .replica_objects import Held, Place, for_another_rank, held_in, moved, values_in
+from .value_kinds import ValueKind, kinds_for_another_rank, kinds_of, of_kinds
 
 # What stands for the values of all variables: no object can have this name.
 _VARIABLES = "the strategy's variables"
@@ -176,6 +176,7 @@ def take(
         own[replica_id].arrays[name] = lasting_copy(name, array)
     # iterators among them, which have places of their own
     inside = {id(leaf) for value in objects.values() for _, leaf in places_of(value)}
+    values = [*values_in(objects)]
     shared = SharedPart(
         state,
         arrays,
@@ -183,8 +184,8 @@ def take(
         states_at_commit(engine.datasets, inside),
         held_in(objects),
         epochs_begun(None),
-        dict(kinds_in(objects)),
-        aliases_in(objects),
+        kinds_of(values),
+        aliases_of(values),
         frozenset(beside),
     )
     return Snapshot(shared, own, copies)

@@ -9,12 +9,11 @@ import collections
 import enum
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core.object_state import LEAF_TYPES, has_state
 from ...core.values import Mirrored
 from .replica_objects import Place, can_be_sent, with_changes
 
@@ -33,16 +32,13 @@ class ValueKind(NamedTuple):
 _Kinds = Mapping[Place, ValueKind]
 
 
-def kinds_in(live: Any, place: Place = ()) -> Iterator[tuple[Place, ValueKind]]:
-    """Returns the values in a nest whose types plain data does not tell, each with its place."""
-    make = _maker_of(live)
-    if make is not None:
-        yield place, ValueKind(type(live), make)
-    if isinstance(live, (Mapping, list, tuple)) and not has_state(live):
-        items = live.items() if isinstance(live, Mapping) else enumerate(live)
-        for key, item in items:
-            if type(item) not in LEAF_TYPES:
-                yield from kinds_in(item, (*place, key))
+def kinds_of(values: Iterable[tuple[Place, Any]]) -> dict[Place, ValueKind]:
+    """Returns the kinds of those values, of `values_in`, whose types plain data does not tell."""
+    return {
+        place: ValueKind(type(value), make)
+        for place, value in values
+        if (make := _maker_of(value)) is not None
+    }
 
 
 def _maker_of(live: Any) -> Callable[[Any], Any] | None:
