@@ -879,3 +879,39 @@ def test_a_rank_tells_where_it_is_until_mpi_has_started(launch):
     process.communicate("x", timeout=LIMIT_SECONDS)
     launcher.serve_until_ended(0)
     assert launcher.facts(0)["mpi"]
+
+
+def test_ranks_that_make_a_strategy_of_all_wait_in_vain_for_one_that_has_ended(launch):
+    launcher = launch(size=3)
+    for number in (1, 2):
+        launcher.start("connection.tell(makes_with=3); wait()", number)
+        launcher.serve_until_told("makes_with", number)
+    gone = launcher.start("", 0)
+    launcher.serve_until_ended(0)
+    ended_at = launcher.ranks.ranks[0].ended_at
+    assert launcher.ranks.left_alone(math.nextafter(ended_at, 0)) == ""
+    assert launcher.ranks.left_alone(ended_at) == (
+        f"rank 0 ({socket.gethostname()}, pid {gone.pid}) has come to its end, and ranks 1-2"
+        " wait for it to make a strategy. Make the strategy on all ranks"
+    )
+
+
+@pytest.mark.parametrize(
+    ("of_others", "of_gone"),
+    [
+        ("", ""),
+        ("connection.tell(makes_with=2)", ""),  # a strategy of theirs
+        ("connection.tell_mpi_has_started()", ""),
+        ("connection.tell(makes_with=3)", "connection.tell_mpi_has_started()"),  # it made one, too
+        ("connection.tell(makes_with=3); sys.exit()", ""),
+        ("connection.tell(makes_with=3)", "sys.exit(3)"),  # which ends the job by itself
+    ],
+)
+def test_nobody_waits_in_vain_for_a_rank_that_has_ended_otherwise(of_others, of_gone, launch):
+    launcher = launch(size=3)
+    for number in (1, 2):
+        launcher.start(f"connection.tell(is_there=True); {of_others}\nwait()", number)
+        launcher.serve_until_told("end" if "exit" in of_others else "is_there", number)
+    launcher.start(of_gone, 0)
+    launcher.serve_until_ended(0)
+    assert launcher.ranks.left_alone(math.inf) == ""

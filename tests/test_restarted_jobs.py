@@ -713,6 +713,42 @@ def test_a_rank_that_ends_while_others_wait_for_it_in_the_start_of_mpi_ends_the_
 
 
 @each_library
+def test_a_rank_that_ends_while_others_wait_for_it_to_make_a_strategy_ends_the_job(
+    library, tmp_path
+):
+    """As where a program asks mpi4py for its rank: the end of MPI waits for the other ranks."""
+    program = """
+    from mpi4py import MPI
+    import mpi_replica as mr
+    if MPI.COMM_WORLD.rank == 0:
+        mr.MPIStrategy()
+    """
+    done = call(library, "run", "-n", 2, written(tmp_path, program))
+    assert done.returncode == 1
+    assert re.search(r"rank 1 \(\S+, pid \d+\) has come to its end, and rank 0", done.stderr)
+    assert "waits for it to make a strategy. Make the strategy on all ranks: the job" in done.stderr
+    assert "was lost" not in done.stderr
+
+
+@each_library
+def test_ranks_that_make_a_strategy_of_theirs_go_on_without_one_that_has_ended(library, tmp_path):
+    program = """
+    import time
+    from mpi4py import MPI
+    import mpi_replica as mr
+    world = MPI.COMM_WORLD
+    part = world.Split(world.rank == 0)
+    if world.rank:
+        time.sleep(3)  # longer than the launcher lets a job be that one rank has left
+        with mr.MPIStrategy(part) as strategy:
+            tell(f"{strategy.num_replicas_in_sync} replicas")
+    """
+    done = call(library, "run", "-n", 3, written(tmp_path, program))
+    assert done.returncode == 0, done.stderr
+    assert told(done.stdout) == ["2 replicas"] * 2
+
+
+@each_library
 def test_a_program_of_another_kind_runs_as_before_and_is_not_started_again(library, tmp_path):
     # It does not end before both have written: once in ten times MPICH's launcher breaks on ranks
     # that end while it is still about to start others.

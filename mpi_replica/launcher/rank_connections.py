@@ -251,24 +251,27 @@ class RankConnections:
         )
 
     def left_alone(self, then: float) -> str:
-        """Returns on which ranks MPI never starts, since others had ended then; mostly empty."""
+        """Returns who waits for ever for a rank that had ended then; mostly empty.
+
+        It has made no strategy, and others begin with one, in the start of MPI or behind it.
+        """
         gone = [
             rank
             for rank in self.ranks.values()
-            if rank.facts.get("end") == "done" and "begins_mpi" not in rank.facts
+            if rank.facts.get("end") == "done" and not {"begins_mpi", "mpi"} & rank.facts.keys()
             if (rank.ended_at or math.inf) <= then
         ]
-        waiting = [
-            rank.number
-            for rank in self.ranks.values()
-            if "begins_mpi" in rank.facts and "mpi" not in rank.facts
-        ]
-        if not gone or not waiting:
+        there = [rank for rank in self.ranks.values() if rank.facts.get("end") is None]
+        begin = [r.number for r in there if "begins_mpi" in r.facts and "mpi" not in r.facts]
+        make = [r.number for r in there if r.facts.get("makes_with") == self.size]
+        if not gone or not (begin or make):
             return ""
-        return (
-            f"{gone[0]} has come to its end, and MPI can't start without it on"
-            f" {numbers_text('rank', waiting)}. Make the strategy on all ranks"
-        )
+        if begin:
+            what = f"MPI can't start without it on {numbers_text('rank', begin)}"
+        else:
+            waits = f"wait{'s' * (len(make) == 1)}"
+            what = f"{numbers_text('rank', make)} {waits} for it to make a strategy"
+        return f"{gone[0]} has come to its end, and {what}. Make the strategy on all ranks"
 
     def have_ended_well(self, is_elastic: bool) -> bool:
         """Returns whether all ranks have come to their end with status 0.

@@ -231,7 +231,8 @@ def open_survivors(communicator: Any = None, num_spares: int = 0) -> Survivors |
         return None
     set_up_open_mpi()
     _claim_rank()
-    tell(begins_mpi=True)
+    if "mpi4py.MPI" not in sys.modules:
+        tell(begins_mpi=True)
     # A program without mpirun shall not pay for MPI_Init, which this import calls.
     try:
         from .mpi import require_running, survivors_of, world_size

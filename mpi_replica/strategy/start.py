@@ -156,6 +156,8 @@ def start(
 
     line, ranks = call_site().line, survivors.ranks_in_world
     making = new_strategies.noted(ranks, survivors.rank_in_world, line)
+    if not survivors.is_fault_tolerant:  # otherwise they go on without one that has ended
+        tell(makes_with=len(ranks))
     with _says_to_close_strategies(), _reported(survivors, line), making:
         transport, terms = survivors.come_together(begin)
     _prepare_libraries(terms.layout, may_grow=survivors.is_fault_tolerant)
