@@ -247,6 +247,23 @@ def test_what_a_generator_iterates_belongs_to_the_epoch_that_it_yields():
     assert inside[0] == (epochs[0][:8], epochs[1][:8])
 
 
+def test_what_a_filter_iterates_belongs_to_the_row_that_it_is_asked_for():
+    base = Dataset.range(100).shuffle(seed=1)
+
+    def has_luck(row):
+        return next(iter(base)) % 3 != 0
+
+    dataset = Dataset.range(24).filter(has_luck).batch(4)
+    whole = [batch.tolist() for _, batch in dataset.batches(epoch=1)]
+    assert [batch.tolist() for _, batch in dataset.batches(epoch=1)] == whole
+    assert [batch.tolist() for _, batch in dataset.batches(epoch=1, start=2)] == whole[2:]
+    assert [batch.tolist() for _, batch in dataset.batches(epoch=0)] != whole
+    marked = Dataset.range(24).map(lambda row: (row, has_luck(row)))
+    found = [row.item() for _, (row, is_kept) in marked.batch(1).batches(epoch=1) if is_kept]
+    assert found == [row for batch in whole for row in batch]
+    assert lists(base) == lists(Dataset.range(100).shuffle(seed=1))  # its first epoch
+
+
 def test_generators_that_iterate_a_dataset_through_others_begin_other_epochs_each_time():
     base = Dataset.range(8).shuffle(seed=1)
 

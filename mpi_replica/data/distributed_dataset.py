@@ -12,7 +12,14 @@ from ..collectives.engine import Engine
 from ..core.context import require_once
 from ..core.digests import digest_of
 from .inputs import Input
-from .iterator import DistributedIterator, Progress, placeless_site
+from .iterator import (
+    GIVES_ALL,
+    DistributedIterator,
+    Progress,
+    placeless_site,
+    require_no_step,
+    require_place_can_be_set,
+)
 
 
 class DistributedDataset:
@@ -75,6 +82,7 @@ class DistributedDataset:
         return True
 
     def __iter__(self) -> DistributedIterator:
+        require_no_step("iter() of a distributed dataset", GIVES_ALL)
         require_once(self._engine.per_replica_call, "iter() of a distributed dataset")
         self._follow()
         place, newest = self._next(), (self._newest, self._iterator)
@@ -175,7 +183,7 @@ class DistributedDataset:
         ------
         ValueError
             It stood in the middle of input of each rank's own, and there are other ranks, or
-            replicas on them, now.
+            replicas on them, now. Or called in a replica.
         KeyError, TypeError
             It is no such mapping.
 
@@ -193,6 +201,7 @@ class DistributedDataset:
         >>> next(iter(distributed)).values
         (array([2, 3]),)
         """
+        require_place_can_be_set()
         self._start = Progress.of_state(state, self._input, self._engine)
         self._newest = self._beside = None
 

@@ -309,13 +309,6 @@ def parts_of(batch: Any, wanted: Sequence[slice]) -> list[Any]:
     return [rows_of(batch, part) for part in wanted]
 
 
-def own_parts_of(batch: Any, wanted: Sequence[slice], rows: int) -> list[Any]:
-    """Returns the wanted parts of a batch of so many rows; they hold none that nobody wants."""
-    parts = parts_of(batch, wanted)
-    is_whole = sum(len(range(rows)[part]) for part in wanted) >= rows
-    return parts if is_whole else own_copy(parts)
-
-
 def require_fit(one: Any, other: Any, where: str) -> None:
     """Raises unless elements with these specs can follow one another: shapes may differ.
 

@@ -7,7 +7,8 @@ import contextvars
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from ..core.context import current_state, replica_id_at_work
 
@@ -15,6 +16,7 @@ from ..core.context import current_state, replica_id_at_work
 #: of equal text; a negative one, of this rank alone, where other ranks may make none.
 DatasetKey = tuple[str, int]
 
+Element = TypeVar("Element")
 
 # A dataset that a generator iterates more than once in an epoch begins epochs so far apart; in a
 # generator that another one iterates as much farther. So do rows that iterate one, and then their
@@ -72,6 +74,19 @@ class Reading:
         who = replica_id_at_work()
         begun[who] += 1
         return self._epoch + (begun[who] - 1 << self._shift)
+
+
+class ReadElements(Iterator[Element]):
+    """The elements of an iterable, each of which is read in this context."""
+
+    def __init__(self, source: Iterable[Element], reading: Reading) -> None:
+        self._reading = reading
+        with reading:
+            self._elements = iter(source)
+
+    def __next__(self) -> Element:
+        with self._reading:
+            return next(self._elements)
 
 
 _reading: contextvars.ContextVar[Reading | None] = contextvars.ContextVar(

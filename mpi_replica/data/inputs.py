@@ -17,6 +17,7 @@ from ..core.options import InputOptions, InputReplicationMode
 from .batches import arrays_of, copied_batch, cut, digest_of_rows, keeps_batches
 from .dataset import Dataset, drops_remainder, parts_of_batches
 from .elements import ArraySpec
+from .epochs import ReadElements, Reading
 from .function_contexts import InputContext
 from .pipelines import END, Pipelines, check_source
 from .plans.dataset_plan import UNKNOWN_CARDINALITY
@@ -121,7 +122,7 @@ class Input:
             if isinstance(dataset, Dataset):
                 batches = parts_of_batches(dataset, local_parts, epoch, start)
             else:
-                rest = iter(dataset)
+                rest = ReadElements(dataset, Reading(epoch))
                 num_left_out = sum(1 for _ in itertools.islice(rest, start))
                 keeps = keeps_batches(dataset)
                 batches = (cut(batch, local_parts, is_kept=keeps) for batch in rest)

@@ -34,11 +34,36 @@ from .step_reader import Step
 
 _log = logging.getLogger("mpi_replica")
 
+#: Of who asks for values in a replica.
+GIVES_ALL = (
+    "it gives values for all replicas. Call it outside and pass the result to strategy.run(fn,"
+    " args=(batch,))."
+)
 _SAME_STEPS = "All ranks must take the same steps: call next() equally often on each."
 _LOST = (
     "rows would be lost or repeated. Use experimental_distribute_dataset, or save between two"
     " epochs."
 )
+
+
+def require_no_step(call: str, what: str) -> None:
+    """Raises in a replica, where `call` would be made as often as a rank has replicas.
+
+    Raises
+    ------
+    ValueError
+        `what` says what to do.
+    """
+    if is_in_step():
+        raise ValueError(f"{call} was called in a replica: {what}")
+
+
+def require_place_can_be_set() -> None:
+    """Raises in a replica."""
+    require_no_step(
+        "load_state_dict of a distributed dataset or iterator",
+        "it says where the input of all replicas goes on. Call it outside of steps.",
+    )
 
 
 @dataclasses.dataclass
@@ -192,7 +217,7 @@ class DistributedIterator:
         ------
         ValueError
             It stood in the middle of input of each rank's own, and there are other ranks, or
-            replicas on them, now; or its numbers are negative.
+            replicas on them, now; or its numbers are negative. Or called in a replica.
         KeyError, TypeError
             It is no such mapping.
 
@@ -204,6 +229,7 @@ class DistributedIterator:
         >>> next(iterator).values
         (array([2, 3]),)
         """
+        require_place_can_be_set()
         place = Progress.of_state(state, self._input, self._engine)
         vars(self._place).update(vars(place))
         self._begin_to_read()
@@ -271,11 +297,7 @@ class DistributedIterator:
           1: array([2, 3])
         }
         """
-        if is_in_step():
-            raise ValueError(
-                "next() of a distributed iterator was called in a replica: it gives values for all"
-                " replicas. Call it outside and pass the result to strategy.run(fn, args=(batch,))."
-            )
+        require_no_step("next() of a distributed iterator", GIVES_ALL)
         require_once(self._engine.per_replica_call, "next() of a distributed iterator")
         require_unstaged("next() of a distributed iterator", "was called")
         if self._engine.is_spare:

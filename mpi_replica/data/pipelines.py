@@ -18,7 +18,7 @@ from ..core.layout import Layout
 from ..core.values import Mirrored
 from .batches import copied_batch
 from .dataset import Dataset, elements_of
-from .epochs import Reading, made_apart
+from .epochs import ReadElements, Reading, made_apart
 from .function_contexts import InputContext
 
 #: What a replica gets for whom there is nothing more.
@@ -97,21 +97,19 @@ class Pipelines:
             mine = [position for position, i in enumerate(sharing) if i in replica_ids]
             source = self._source(number)
             first = start * len(sharing)
-            reading: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
             if isinstance(source, Dataset):
                 elements = elements_of(source, epoch, first)
             else:
-                reading = Reading(epoch)
-                with reading:
-                    # All of a step are read before any is used, and may come in one and the same
-                    # memory; and a step may write into them.
-                    elements = map(copied_batch, itertools.islice(source, first, None))
-            of_pipelines.append((elements, reading, len(sharing), mine))
+                # All of a step are read before any is used, and may come in one and the same
+                # memory; and a step may write into them.
+                read = ReadElements(source, Reading(epoch))
+                elements = map(copied_batch, itertools.islice(read, first, None))
+            of_pipelines.append((elements, len(sharing), mine))
         own_rows = reading_own_rows if self._per_replica else contextlib.nullcontext
         while True:
             values = []
-            for elements, reading, count, mine in of_pipelines:
-                with own_rows(), reading:
+            for elements, count, mine in of_pipelines:
+                with own_rows():
                     step = [next(elements, END) for _ in range(count)]
                 values += [step[position] for position in mine]
             yield values

@@ -459,7 +459,60 @@ def test_next_in_a_replica_is_a_value_error_everywhere(strategy, is_known):
     check_steps(strategy, iterator, [np.array([0, 1]), np.array([2, 3])])
 
 
+@pytest.mark.parametrize("call", ["iter", "load_state_dict", "load_state_dict of an iterator"])
+def test_an_epoch_that_replicas_begin_or_place_is_a_value_error_everywhere(strategy, call):
+    """It would be begun as often as a rank has replicas."""
+    source = Dataset.range(16).shuffle(seed=1).batch(8)
+    dataset, expected = distributed(strategy, source), distributed(strategy, source)
+    iterator = iter(dataset)
+    state = {"epoch": 3, "steps": 0, "pipelines": None}
+    calls = {
+        "iter": lambda: len(iter(dataset)),
+        "load_state_dict": lambda: dataset.load_state_dict(state),
+        "load_state_dict of an iterator": lambda: iterator.load_state_dict(state),
+    }
+    error = raises_everywhere(ValueError, lambda: strategy.run(calls[call]))
+    assert "was called in a replica" in str(error)
+    for one in (iterator, dataset):
+        found, whole = ([strategy.gather(step, axis=0) for step in it] for it in (one, expected))
+        np.testing.assert_array_equal(found, whole)
+    check_works(strategy)
+
+
+def test_batches_that_a_filter_has_seen_have_the_strides_of_their_parts_on_any_layout(strategy):
+    """numpy sums in the order of the memory."""
+    number = strategy.num_replicas_in_sync
+    rows = np.arange(12.0 * number).reshape(4 * number, 3)
+    source = Dataset.from_tensor_slices(rows).batch(4 * number).map(np.asfortranarray)
+    (batch,) = distributed(strategy, source.filter(lambda batch: True))
+    (parts,) = steps_of(strategy, [batch])
+    for i, part in enumerate(parts):
+        assert part.strides == (8, 32)
+        assert part.tolist() == rows[4 * i : 4 * i + 4].tolist()
+
+
 # Foreign sources
+
+
+class EachEpochOf:
+    """An iterable of the batches of a dataset."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+
+def test_an_iterable_around_a_dataset_goes_on_in_the_epoch_in_which_it_was_left(strategy):
+    def made():
+        return distributed(strategy, EachEpochOf(Dataset.range(16).shuffle(seed=1).batch(4)))
+
+    dataset, again = made(), made()
+    for _ in range(2):
+        whole = [strategy.gather(step, axis=0).tolist() for step in dataset]
+    again.load_state_dict({"epoch": 1, "steps": 2, "pipelines": None})
+    assert [strategy.gather(step, axis=0).tolist() for step in again] == whole[2:]
 
 
 def test_other_iterables_of_batches_can_be_distributed(strategy):

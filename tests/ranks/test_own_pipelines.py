@@ -183,6 +183,16 @@ def test_what_each_replica_has_of_its_own_is_made_from_one_order_of_the_rows(str
     assert len(set(gathered(str(list(rows))))) == 1
 
 
+def test_pipelines_of_replicas_whose_filter_iterates_a_dataset_keep_the_same_rows(strategy):
+    """However many of them a rank reads."""
+    others = Dataset.range(100).shuffle(seed=1)
+    source = Dataset.range(24).filter(lambda row: next(iter(others)) % 3 != 0).batch(24)
+    dataset = strategy.distribute_datasets_from_function(lambda _: source, PER_REPLICA)
+    (parts,) = steps_of(strategy, dataset)
+    assert 0 < len(parts[0]) < 24
+    assert [part.tolist() for part in parts] == [parts[0].tolist()] * len(parts)
+
+
 def test_a_function_that_is_called_for_each_replica_draws_nothing_above(strategy):
     def drawn(context):
         return [strategy.rng.integers(1 << 62, size=2)]

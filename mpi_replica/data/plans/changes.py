@@ -20,7 +20,6 @@ from ..elements import (
     ArraySpec,
     as_arrays,
     own_copy,
-    own_parts_of,
     parts_of,
     row_count,
     rows_of,
@@ -97,7 +96,7 @@ class Batch(Verb):
             numbers, values = zip(*rows, strict=True)
             batch = stack(values, numbers, sorts_keys=True)
             number = len(rows)
-            yield number, batch if cut is None else own_parts_of(batch, cut(number), number)
+            yield number, batch if cut is None else own_copy(parts_of(batch, cut(number)))
 
 
 class Map(Verb):
@@ -151,7 +150,7 @@ class Map(Verb):
             with Reading(epoch, position):
                 value = spread(self._function, element)
             made = as_arrays(value, f"what {self._name} returned")
-            if self.batched and cut is not None:
+            if cut is not None:
                 rows = row_count(made, lambda: f"what {self._name} returned")
                 made = parts_of(made, cut(rows))
         except Exception as error:

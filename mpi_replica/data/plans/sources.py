@@ -16,7 +16,7 @@ from ...core.array_libraries import give_back, to_numpy, way_back
 from ...core.exceptions import add_note
 from ...core.nest import flatten, leaf_paths, map_structure, unflatten
 from ..elements import ArraySpec, as_arrays, at, own_copy, unstacked
-from ..epochs import Reading
+from ..epochs import ReadElements, Reading
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -162,12 +162,10 @@ class Generated(DatasetPlan):
                 f"{self.text} returned a generator that was started before, so elements are "
                 "missing. Make a new one in each call."
             )
-        with reading:
-            iterator = iter(made)
+        elements = ReadElements(made, reading)
         for number in itertools.count():
             try:
-                with reading:
-                    element = next(iterator)
+                element = next(elements)
             except StopIteration:
                 return
             except Exception as error:

@@ -16,7 +16,8 @@ import numpy as np
 from ...core.array_libraries import to_numpy
 from ...core.exceptions import add_note
 from ...core.nest import map_structure
-from ..elements import own_parts_of, row_count, unbatched
+from ..elements import own_copy, parts_of, row_count, unbatched
+from ..epochs import Reading
 from .dataset_plan import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -74,15 +75,18 @@ class Filter(Verb):
             if self._is_kept(value, position, epoch)
         )
         for value in itertools.islice(kept, start, None):
-            if cut is None or not self.batched:
+            if cut is None:
                 yield 1, value
             else:
                 rows = row_count(value, lambda: f"an element of {self.text}")
-                yield rows, own_parts_of(value, cut(rows), rows)
+                # Copied where all are wanted, too: views have the strides of the whole.
+                yield rows, own_copy(parts_of(value, cut(rows)))
 
     def _is_kept(self, element: Any, position: int, epoch: int) -> bool:
         try:
-            answer = to_numpy(spread(self._predicate, element))
+            with Reading(epoch, position):
+                answer = spread(self._predicate, element)
+            answer = to_numpy(answer)
             is_answer = isinstance(answer, bool | np.bool_) or (
                 isinstance(answer, np.ndarray) and answer.dtype == bool and answer.ndim == 0
             )
