@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import operator
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..collectives.outputs import are_owners, bounds_of
 from ..core.array_libraries import library_of
 from ..core.array_ways import COMMON_TYPES, Array, TorchWay
 from ..core.indexed_slices import IndexedSlices
-from .shared_generators import is_generator
+from .shared_generators import bit_generator_of, is_generator
 
 #: What to do where it is one memory: how each replica gets one of its own, or does without.
 MADE_APART = (
@@ -109,25 +108,31 @@ def are_apart(values: Iterable[Any]) -> bool:
     return all([end <= begin for (_, end), (begin, _) in itertools.pairwise(bounds)])
 
 
-def held_by_several(components: Sequence[Any]) -> dict[int, Any]:
-    """Returns, by their ids, the components of replicas that others hold, too, or parts of them.
+def held_by_several(
+    of_replicas: Sequence[Sequence[Any]], of_all: Sequence[Any] = ()
+) -> dict[int, Any]:
+    """Returns, by their ids, the values of replicas that others hold, too, or parts of them.
 
-    Of very many whose bounds cross, as those of columns, not all pairs are looked at.
+    `of_all` is what each of them holds. Of very many whose bounds cross, as those of columns, not
+    all pairs are looked at.
     """
-    if len({*map(id, components)}) == len(components) and are_apart(components):
+    values = [*of_all, *itertools.chain.from_iterable(of_replicas)]
+    if len({*map(id, values)}) == len(values) and are_apart(values):
         return {}
-    by_id = {id(component): component for component in components}
-    several = {}
-    if len(by_id) < len(components):
-        counts = Counter(map(id, components))
-        several = {name: one for name, one in by_id.items() if counts[name] > 1}
+    by_id = {id(value): value for value in values}
+    holders: dict[int, set[int]] = {name: set() for name in by_id}
+    for replica, mine in enumerate(of_replicas):
+        for value in (*of_all, *mine):
+            holders[id(value)].add(replica)
+    several = {name: one for name, one in by_id.items() if len(holders[name]) > 1}
     extents = [(*extent, name) for name, one in by_id.items() for extent in extents_of(one)]
     extents.sort(key=operator.itemgetter(0, 1))
     for position, (_, end, value, name) in enumerate(extents, 1):
         for begin, _, other, other_name in extents[position : position + _MOST_CROSSING]:
             if begin >= end:
                 break
-            if _share_elements(value, other):
+            is_between = len(holders[name] | holders[other_name]) > 1
+            if is_between and _share_elements(value, other):
                 several |= {name: by_id[name], other_name: by_id[other_name]}
     return several
 
@@ -144,6 +149,8 @@ def extents_of(value: Any) -> Sequence[Extent]:
         if value.size:
             return ((*bounds_of(value), value),)
         return ((id(value), id(value) + 1, value),)  # it can be locked, as any other one
+    if (bits := bit_generator_of(value)) is not None:  # several generators may draw from one
+        return ((id(bits), id(bits) + 1, bits),)
     library = library_of(value)
     if library == "jax" or (library is None and not can_be_copied(value)):
         return ()

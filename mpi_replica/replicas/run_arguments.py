@@ -34,7 +34,7 @@ class RunArguments(NamedTuple):
             return cls([(i, (), kwargs) for i in ids])
         leaves, structure = nest.flatten((tuple(args), dict(kwargs)))
         components = [[component_of(leaf, i, layout.num_replicas) for i in ids] for leaf in leaves]
-        shared = [_shared(*of_leaf, layout) for of_leaf in zip(leaves, components, strict=True)]
+        shared = _shared(leaves, components, layout)
         if any(shared):
             components = [
                 [read_only(one) if id(one) in several else one for one in mine]
@@ -52,17 +52,34 @@ class RunArguments(NamedTuple):
         )
 
 
-def _shared(value: Any, components: Sequence[Any], layout: Layout) -> Mapping[int, Any]:
-    """Returns, by their ids, the components of an argument that replicas of a rank share.
+def _shared(
+    leaves: Sequence[Any], components: Sequence[Sequence[Any]], layout: Layout
+) -> list[Mapping[int, Any]]:
+    """Returns of each argument, by their ids, the components that replicas of a rank share.
 
-    They would be written once for each of them.
+    They would be written once for each of them. So would one that lies in memory of what another
+    replica gets as another argument.
     """
-    if isinstance(value, PerReplica):
-        is_apart = layout.has_one_each or are_known_apart(value)
-        return {} if is_apart else held_by_several(components)
-    if layout.has_one_each and not isinstance(value, Mirrored):
-        return {}
-    return {id(components[0]): components[0]}
+    has_one_each = layout.has_one_each
+    several: Mapping[int, Any] = {}
+    if not has_one_each:
+        own, common = [], []
+        for leaf, mine in zip(leaves, components, strict=True):
+            if not isinstance(leaf, PerReplica):
+                common.append(mine[0])
+            elif not are_known_apart(leaf):
+                own.append(mine)
+        if own:
+            several = held_by_several([*zip(*own, strict=True)], common)
+    shared: list[Mapping[int, Any]] = []
+    for leaf, mine in zip(leaves, components, strict=True):
+        if isinstance(leaf, PerReplica):
+            shared.append({id(one): one for one in mine if id(one) in several})
+        elif has_one_each and not isinstance(leaf, Mirrored):
+            shared.append({})
+        else:
+            shared.append({id(mine[0]): mine[0]})
+    return shared
 
 
 def _shared_objects(

@@ -36,6 +36,14 @@ def _state(generator: Any) -> Any:
     return None
 
 
+def bit_generator_of(value: Any) -> np.random.BitGenerator | None:
+    """Returns what a generator of numpy draws from; None for anything else."""
+    if isinstance(value, np.random.RandomState):
+        bits: np.random.BitGenerator = value._bit_generator
+        return bits
+    return value.bit_generator if isinstance(value, np.random.Generator) else None
+
+
 def is_generator(leaf: Any) -> bool:
     """Returns whether an argument of a run is a generator, whose draws can be seen."""
     return _state(leaf) is not None

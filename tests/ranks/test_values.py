@@ -549,6 +549,53 @@ def test_one_array_that_is_the_component_of_several_replicas_is_written_by_none(
     check_works(strategy)
 
 
+#: What a replica gets as another argument, of the memory in which it has a row of its own.
+OTHERS = {
+    "the whole": lambda rows, replica: rows,
+    "a row of another one": lambda rows, replica: rows[replica - 1],
+    "all but its own row": lambda rows, replica: rows[replica + 1 :],
+}
+
+
+@pytest.mark.parametrize("kind", [*OTHERS, "the whole, plain", "the whole, mirrored"])
+def test_memory_of_what_others_get_as_another_argument_is_written_by_none(strategy, kind):
+    number = strategy.num_replicas_in_sync
+    whole = np.zeros((number, 3))
+    make = strategy.experimental_distribute_values_from_function
+    own = make(lambda context: whole[context.replica_id_in_sync_group])
+    if kind in OTHERS:
+        other = make(lambda context: OTHERS[kind](whole, context.replica_id_in_sync_group))
+    else:
+        other = whole if kind == "the whole, plain" else mr.Mirrored(whole)
+
+    def step(own, other):
+        own += 1.0
+        return float(other.sum())
+
+    if shares_ranks(strategy):
+        run = functools.partial(strategy.run, step, args=(own, other))
+        error = raises_everywhere(ValueError, run)
+        assert "read-only" in str(error)
+        # the first replica of a rank may have a row of which no other one there gets a part
+        assert whole.sum() <= 3.0
+    check_works(strategy)
+
+
+def test_parts_of_the_memory_of_one_replica_alone_may_be_written_in_all_arguments(strategy):
+    make = strategy.experimental_distribute_values_from_function
+    arrays = [np.zeros(4) for _ in range(strategy.num_replicas_in_sync)]
+    whole = make(lambda context: arrays[context.replica_id_in_sync_group])
+    part = make(lambda context: arrays[context.replica_id_in_sync_group][:2])
+
+    def step(whole, part, rate):
+        whole += rate
+        part += rate
+        return float(whole.sum())
+
+    found = strategy.run(step, args=(whole, part, np.ones(1)))
+    assert set(local(strategy, found)) == {6.0}
+
+
 #: Classes of generators, made of a seed.
 GENERATORS = {
     "PCG64": lambda seed: np.random.Generator(np.random.PCG64(seed)),
@@ -588,6 +635,21 @@ def test_a_generator_in_args_that_replicas_of_a_rank_draw_from_is_an_error_there
             assert "mr.get_replica_context().rng" in str(error)
     else:
         strategy.run(step, args=({"rng": rng},))  # each rank has its own
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("kind", [np.random.Generator, np.random.RandomState])
+@pytest.mark.parametrize("other", ["generators", "the bits"])
+def test_generators_that_draw_from_the_same_bits_are_one(strategy, kind, other):
+    bits = np.random.MT19937(1)
+    rngs = strategy.experimental_distribute_values_from_function(lambda context: kind(bits))
+    given = (rngs,) if other == "generators" else (kind(bits), bits)
+    run = functools.partial(strategy.run, lambda rng, *_: rng.random(), args=given)
+    if shares_ranks(strategy):
+        error = raises_everywhere(ContextError, run)
+        assert "has drawn from the generator in (args, kwargs)[0][0]" in str(error)
+    else:
+        strategy.run(lambda rng, *_: rng.random(), args=given)
     check_works(strategy)
 
 
