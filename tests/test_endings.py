@@ -76,6 +76,44 @@ def test_input_that_differs_between_ranks_ends_the_job_with_one_traceback(launch
     assert done.stderr.count("Traceback") == 1
 
 
+WIDE = "from mpi_replica.collectives.agreement import agreement; agreement._ALLGATHER_RANKS = 1"
+OTHER_VALUE = (
+    "v.assign_add(float(strategy.rank))",
+    "ValueError: update(assign_add to variable 0 'Variable') at train.py:8: the values differ"
+    " between replica 0 (rank 0) and replica 1 (rank 1). What update writes must be the same",
+)
+ONE_ALONE = (
+    "v.assign(1.0) if strategy.rank else None",
+    "replicas are at different calls. replica 0 (rank 0): no such call; replica 1 (rank 1):"
+    " update(assign to variable 0 'Variable') at train.py:8. All replicas must make",
+)
+# Another step of input on one rank alone leaves nothing behind.
+ALIKE = ("v.assign(1.0); strategy.rank or next(iter(dataset))", "")
+
+
+@pytest.mark.parametrize(
+    ("way", "last", "told"),
+    [("", *OTHER_VALUE), (WIDE, *OTHER_VALUE), ("", *ONE_ALONE), ("", *ALIKE)],
+)
+def test_what_ranks_assign_at_last_is_compared_where_the_program_ends(launch, way, last, told):
+    done = launch(
+        f"""
+        {way}
+        strategy = mr.MPIStrategy()
+        with strategy.scope():
+            v = mr.Variable(0.0)
+        dataset = strategy.experimental_distribute_dataset(mr.data.Dataset.range(4).batch(2))
+        def last(v): {last}
+        strategy.extended.update(v, last)
+        print("done", flush=True)
+        """
+    )
+    assert done.stdout.count("done") == 2, done.stderr
+    assert done.returncode == (1 if told else 0), done.stderr
+    assert told in done.stderr
+    assert done.stderr.count("Error: ") == bool(told)
+
+
 BY_ALARM = (128 + signal.SIGALRM, signal.SIGALRM)  # as Open MPI's launcher tells it, and MPICH's
 BEGIN_MPI = "from mpi4py import MPI; rank = MPI.COMM_WORLD.rank"
 # Where MPI has not begun Open MPI's launcher ends the job with the first process that fails.

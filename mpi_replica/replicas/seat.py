@@ -11,8 +11,9 @@ from typing import Any
 import greenlet
 import numpy as np
 
-from ..collectives.agreement.agreement import MOST_REFUSALS, CurrentRun
+from ..collectives.agreement.agreement import MOST_REFUSALS
 from ..collectives.agreement.call import Call
+from ..collectives.agreement.current_run import CurrentRun
 from ..collectives.agreement.driver import in_the_middle_of
 from ..collectives.agreement.site import CallSite, function_identity
 from ..collectives.strategy_base import StrategyBase

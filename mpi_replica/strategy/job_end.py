@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from ..collectives.agreement.agreement import Life
+from ..collectives.agreement.last_values import require_same_last_values
 from ..core.context import open_strategies
 from ..core.exceptions import ContextError, RankLostError, in_words, is_reported_here
 from ..core.standard_error import write_error
@@ -198,7 +199,11 @@ def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
     left = [_leaving(engine, cause, is_seen=engine is largest) for engine in ending]
     try:
         return _go_through(left, limit)
-    except Exception as error:  # they can't be told, and would wait for ever
+    except Exception as error:
+        # Of one that all ranks have, one of them prints it and ends the job; otherwise the others
+        # can't be told, and would wait for ever.
+        if is_reported_here(error) is False:
+            sleep(_SECONDS_TO_LEAVE)
         _print(error)
         abort(1)
     return True
@@ -209,6 +214,7 @@ def _leaving(engine: Engine, cause: str, *, is_seen: bool) -> Iterator[None]:
     engine.watch.is_leaving, engine.watch.leaves_in_time = is_seen, bool(cause)
     try:
         yield from engine.agreement.leaving(cause)
+        require_same_last_values(engine)
     finally:
         engine.watch.is_leaving = False
 

@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import NoReturn
 
-import numpy as np
-
 from ...core import exceptions
 from ...core.exceptions import CollectiveTimeoutError, ContextError, RankLostError, ReplicaStopped
 from ...core.layout import Layout
@@ -33,6 +31,7 @@ from ...ranks.watch.recorder import FlightRecorder
 from ...ranks.watch.strategy_watch import IS_OVER, OTHERS_MAY_COME
 from . import travelling_error
 from .call import Call
+from .current_run import CurrentRun
 from .header import (
     AGREES,
     COMPARED_BYTES,
@@ -41,6 +40,7 @@ from .header import (
     REPORTS,
     are_clocks_due,
     are_clocks_due_by_words,
+    chains,
     head,
     payloads,
     state_of_words,
@@ -50,7 +50,7 @@ from .header import (
 from .header_sizes import HeaderSizes
 from .judgement import Promotion, Verdict, judge, rank_left
 from .notes import Notes
-from .stand import Report, Stand
+from .stand import Report, Stand, chain_of
 
 _ALLGATHER_RANKS = 32
 
@@ -67,28 +67,6 @@ class Life(enum.Enum):
     #: A message is in flight that will not be waited for.
     BROKEN = enum.auto()
     CLOSED = enum.auto()
-
-
-class CurrentRun:
-    """A run, to the agreement."""
-
-    ordinal = 0
-    #: Why it is over before its end; set by the agreement.
-    doom: BaseException | None = None
-    #: Whether that is an exception of a replica, and not a disagreement.
-    a_replica_failed = True
-
-    def is_here(self) -> bool:
-        """Returns whether the code that calls is the one that performs its calls."""
-        raise NotImplementedError
-
-    def will_draw(self, generator: np.random.Generator) -> None:
-        """Notes that a ``merge_fn`` uses the generator that all ranks have alike."""
-        raise NotImplementedError
-
-    def meeting(self) -> tuple[tuple[int, ...], str]:
-        """Returns the replicas of this rank that have not come to a call, and that of others."""
-        raise NotImplementedError
 
 
 class Agreement:
@@ -124,6 +102,8 @@ class Agreement:
         self.others_stay = False
         #: Whether all of them have left, each where the others did, and know it.
         self.all_have_left = False
+        #: Whether they had not assigned the same then, since their last header.
+        self.last_values_differ = False
         #: The last agreed error, which every rank holds: where it comes back uncaught from the
         #: step function, it need not travel again.
         self.last_error: BaseException | None = None
@@ -243,7 +223,8 @@ class Agreement:
         self._end(Life.LEFT, RankLostError("the program of this rank has ended."))
         payload = cause.encode(errors="replace")[:INLINE_BYTES]
         self.recorder.want_comparison()
-        mine = head(0, 0, LEAVES, self.recorder.is_clock_due, len(payload)) + payload
+        chain, is_clock_due = chain_of(self.notes.values), self.recorder.is_clock_due
+        mine = head(0, chain, LEAVES, is_clock_due, len(payload)) + payload
         try:
             if self._wide:
                 word = words(mine)
@@ -263,6 +244,8 @@ class Agreement:
         headers = self._transport.headers[size_bytes].tobytes()
         self.all_have_left = set(states(headers, size_bytes)) == {LEAVES}
         self.others_stay = not self.all_have_left
+        is_good_end = self.all_have_left and not any(payloads(headers, size_bytes))
+        self.last_values_differ = is_good_end and len(set(chains(headers, size_bytes))) > 1
         self.are_clocks_due = are_clocks_due(headers, size_bytes)
 
     def _others_left(self, size_bytes: int, call: Call) -> NoReturn:

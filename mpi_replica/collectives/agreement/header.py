@@ -19,6 +19,7 @@ from ...ranks.transport import HEADER_BYTES
 _HEAD = struct.Struct("<QQBBH4x")
 #: What must be the same on all ranks.
 COMPARED_BYTES = 17
+_CHAIN_START = 8
 _CLOCKS_START = 17
 _LENGTH = struct.Struct("<H")
 _LENGTH_START = 18
@@ -43,6 +44,12 @@ def payloads(headers: bytes, size_bytes: int) -> list[bytes]:
         (length,) = _LENGTH.unpack_from(headers, start - PAYLOAD_START + _LENGTH_START)
         parts.append(headers[start : start + length])
     return parts
+
+
+def chains(headers: bytes, size_bytes: int) -> list[bytes]:
+    """Returns the chains of notes of all ranks, of which each header has so many bytes."""
+    starts = range(_CHAIN_START, len(headers), size_bytes)
+    return [headers[start : start + _CHAIN_START] for start in starts]
 
 
 def states(headers: bytes, size_bytes: int) -> list[int]:

@@ -65,7 +65,7 @@ def judge(reports: Sequence[Report], layout: Layout) -> Verdict:
     if failure is not None:
         stay = statuses <= {"calls", "failed"} and len(ordinals) == 1
         return failure._replace(doomed_run=None if stay else over)
-    noted = _note_difference(reports, layout)
+    noted = note_difference(reports, layout)
     if len(statuses) > 1:
         return Verdict("raise", noted or _one_has_returned(stands, layout), doomed_run=over)
     doomed = over if len(ordinals) > 1 else None
@@ -176,9 +176,10 @@ def _one_has_returned(stands: Sequence[Stand], layout: Layout) -> CollectiveMism
     )
 
 
-def _note_difference(
+def note_difference(
     reports: Sequence[Report], layout: Layout
 ) -> CollectiveMismatchError | ValueError | None:
+    """Returns the error of the first notes that ranks have otherwise; None where all are alike."""
     for place, entries in enumerate(itertools.zip_longest(*(report.notes for report in reports))):
         groups: dict[_Side, list[int]] = {}
         for rank, note in enumerate(entries):

@@ -46,6 +46,11 @@ class Notes:
         return tuple(self._notes)
 
     @property
+    def values(self) -> tuple[Note, ...]:
+        """Those of values that were assigned, which outlast a call; the oldest first."""
+        return tuple([note for note in self._notes if note.is_value])
+
+    @property
     def are_due(self) -> bool:
         """Whether they hold so much that the ranks should compare now: the same on all of them."""
         return self._held_bytes > _MOST_HELD_BYTES or len(self._notes) >= _MOST_NOTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...core.units import in_units
@@ -120,6 +121,11 @@ class Note(NamedTuple):
     #: The rows and the kind of the batch that a step of input gave; otherwise empty.
     batch: str = ""
 
+    @property
+    def is_value(self) -> bool:
+        """Whether it stands for a value that was assigned, and not for a call."""
+        return self.error == "ValueError"
+
     def chained(self, before: int) -> int:
         """Returns 64 bits that stand for all notes up to this one."""
         return _chained(before, self.digest, self.site.digest, self.what, self.batch)
@@ -129,6 +135,11 @@ class Note(NamedTuple):
 def _chained(before: int, digest: int, site: bytes, what: str, batch: str) -> int:
     data = struct.pack("<QQ", before, digest) + site + bytes_of(f"{what}\0{batch}")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def chain_of(notes: Sequence[Note]) -> int:
+    """Returns 64 bits that stand for all of these; 0 for none."""
+    return functools.reduce(lambda before, note: note.chained(before), notes, 0)
 
 
 class Stand(NamedTuple):
