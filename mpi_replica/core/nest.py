@@ -40,6 +40,9 @@ _LEAF_TYPES = frozenset(
     {np.ndarray, float, int, bool, str, bytes, type(None), np.float32, np.float64, np.int64}
 )
 
+# The text of their structure tells all of them.
+_DICTS = frozenset({dict, defaultdict, OrderedDict})
+
 _ARRAY_TYPE = frozenset({np.ndarray})
 
 # Of whose classes a program makes no containers of JAX.
@@ -322,7 +325,8 @@ def merged(
     """Returns one nest out of several whose structures have the same text.
 
     Containers may differ in what no text tells, as static fields do of those that JAX knows: out of
-    these `join` makes a leaf. Functions that defaultdicts make their values by count as one.
+    these `join` makes a leaf. Functions that defaultdicts make their values by count as one, and so
+    do keys that equal nothing, as NaN.
 
     Parameters
     ----------
@@ -339,7 +343,7 @@ def merged(
     if all([one is first or one == first for one in structures]):
         return unflatten(first, leaves)
     levels = [_one_level(one) for one in structures]
-    if first.type is not defaultdict and any([level != levels[0] for level in levels]):
+    if first.type not in _DICTS and any([level != levels[0] for level in levels]):
         return join([unflatten(*pair) for pair in zip(structures, rows, strict=True)])
     parts = []
     start = 0

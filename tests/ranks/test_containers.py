@@ -628,3 +628,30 @@ def test_keys_that_name_what_they_are_meet_whatever_their_class_and_order(strate
 
     for total in strategy.experimental_local_results(strategy.run(step)):
         assert total == {key: count(strategy) * 10.0**at for at, key in enumerate(keys)}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [dict, collections.OrderedDict, lambda items: collections.defaultdict(float, items)],
+    ids=["dict", "OrderedDict", "defaultdict"],
+)
+@pytest.mark.parametrize("of_a_tuple", [False, True])
+def test_a_key_that_equals_nothing_meets_those_of_other_replicas(strategy, kind, of_a_tuple):
+    """As the NaN of a column of labels, of which each replica makes one of its own."""
+
+    def counts():
+        labels = np.unique([2.0, float("nan"), 1.0]).tolist()
+        return kind([((label, 0) if of_a_tuple else label, 1.0) for label in labels])
+
+    def step():
+        total = mr.get_replica_context().all_reduce("SUM", counts())
+        return {"of all": total, "own": counts()}
+
+    expected = type(counts())
+    results = strategy.run(step)
+    made = strategy.experimental_distribute_values_from_function(lambda context: counts())
+    for result, factor in ((results["of all"], count(strategy)), (results["own"], 1), (made, 1)):
+        assert type(result) is expected
+        total = strategy.reduce("SUM", result, axis=None)
+        assert repr([*total]) == repr([*counts()])
+        assert [*total.values()] == [factor * count(strategy)] * 3
