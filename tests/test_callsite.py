@@ -18,6 +18,7 @@ import threading
 import types
 import zipfile
 
+import numpy as np
 import pytest
 
 from mpi_replica.collectives.agreement import site as callsite
@@ -44,6 +45,22 @@ def test_every_turn_of_a_loop_is_one_call():
 def test_every_turn_of_a_comprehension_is_one_call():
     assert len({site() for _ in range(3)}) == 1
     assert len(set(map(lambda _: site(), range(3)))) == 1
+
+
+def test_frames_of_numpy_are_no_part_of_a_site():
+    sites = []
+
+    class Asked:
+        def __array__(self, dtype=None, copy=None):
+            sites.append(call_site())
+            return np.zeros(3)
+
+    line, _ = call_site().lines[0], np.mean(Asked())
+    assert sites[0].lines[1] == line
+    assert not any(line.startswith(("_methods.py", "fromnumeric.py")) for line in sites[0].lines)
+    first, second = np.mean(Asked()), np.sum(Asked())
+    assert first == second == 0.0
+    assert len({site.digest for site in sites}) == 3
 
 
 def test_two_lines_are_two_calls():

@@ -27,7 +27,7 @@ def is_of_package(file: str) -> bool:
 
 
 def is_of_library(file: str, name: str) -> bool:
-    """Returns whether a file is one of the library's own: "torch" or "jax"."""
+    """Returns whether a file is one of the library's own, such as "torch"."""
     library = sys.modules.get(name)
     path = None if library is None else getattr(library, "__path__", None)
     return path is not None and file.startswith(f"{path[0]}{os.sep}")

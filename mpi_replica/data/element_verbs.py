@@ -201,7 +201,8 @@ class ElementVerbs(Chain):
         """Read ahead in a thread while elements are worked on.
 
         Source: `tf.data.Dataset.prefetch`. Put it last. What the program sees is the same without
-        it: elements, order, epochs, exceptions.
+        it: elements, order, epochs, exceptions; but functions that make them see what the program
+        changes meanwhile, as a variable that its step assigns, at any time.
 
         Parameters
         ----------

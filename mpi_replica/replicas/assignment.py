@@ -471,7 +471,9 @@ class Assignable(AbstractVariable):
                 f"{self.name}.{how} got a PerReplica in cross-replica context: ranks would"
                 " differ. Reduce it first: strategy.reduce(op, value, axis=None)."
             )
-        if self._is_summed and how != "assign":
+        # Outside of any strategy the one replica has the one component.
+        is_split = self._is_summed and not self._strategy.is_default
+        if is_split and how != "assign":
             raise ValueError(
                 f"{self.name}.{how} in cross-replica context is not supported for a variable"
                 " that is summed on read, as in tf: it is not clear which component gets it."
@@ -480,7 +482,7 @@ class Assignable(AbstractVariable):
         layout = self._strategy.engine.layout
         mine = self._storage.fitting(self.name, how, plain_value(value))
         keys: Sequence[int | None] = layout.local_replica_ids if self._on_read else (None,)
-        num_parts = layout.num_replicas if self._is_summed else None
+        num_parts = layout.num_replicas if is_split else None
         writing = StorageWriting(self._storage, keys, how, num_parts)
         return Broadcast(
             site, options, kind, self.identity, mine, compared=how not in SCATTER, writing=writing

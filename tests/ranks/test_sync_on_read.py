@@ -500,3 +500,18 @@ def test_the_combined_value_has_the_variables_byte_order(strategy, aggregation):
     assert set(v.value().tolist()) == {
         COMBINED[aggregation](np.ones(strategy.num_replicas_in_sync))
     }
+
+
+@every_aggregation
+def test_outside_of_any_strategy_the_one_replica_has_the_one_component(aggregation):
+    """As the total of a metric that a program keeps without a strategy, too."""
+    v = mr.Variable(
+        [3.0, 1.0],
+        synchronization=mr.VariableSynchronization.ON_READ,
+        aggregation=aggregation,
+    )
+    assert not mr.in_cross_replica_context()
+    v.assign_add([1.0, 2.0]).assign_sub([0.5, 0.5])
+    v.scatter_add(mr.IndexedSlices(np.array([2.0]), np.array([0])))
+    mr.get_strategy().run(lambda: v.assign_add([1.0, 1.0]))
+    assert v.numpy().tolist() == [6.5, 3.5]

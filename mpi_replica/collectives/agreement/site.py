@@ -98,6 +98,9 @@ _memory = _Memory({}, [], {}, {})
 # is in the middle of `call_site` in another thread goes on with the old one.
 _MOST_CODES = 4096
 
+# Libraries whose frames are no part of a site.
+_LEFT_OUT = ("torch", "jax", "numpy")
+
 _UNKNOWN = (lambda: None).__code__  # of no frame
 _boundaries: set[int] = set()
 
@@ -118,8 +121,8 @@ def call_site(known: int = 0, until: FrameType | None = None) -> CallSite:
     ``merge_call``; outside of them, to the program itself: the first module from here that is
     ``__main__``. Below it stands what runs the program, which may be a debugger or a profiler on
     one rank alone. Frames of the package are left out, and those of torch and JAX, which call back
-    what goes through modules, gradients and traced functions; and those with which Python starts a
-    thread.
+    what goes through modules, gradients and traced functions; those of numpy, which asks variables
+    for their arrays; and those with which Python starts a thread.
     """
     frame: FrameType | None = sys._getframe(1 + known)
     memory = _memory
@@ -163,8 +166,11 @@ def _learn_code(memory: _Memory, code: CodeType) -> CodeType | bool | None:
     memory.kept.append(code)
     known: CodeType | bool | None = code
     file = code.co_filename
-    is_left_out = is_of_package(file) or file == threading.__file__
-    if is_left_out or is_of_library(file, "torch") or is_of_library(file, "jax"):
+    if (
+        is_of_package(file)
+        or file == threading.__file__
+        or any([is_of_library(file, name) for name in _LEFT_OUT])
+    ):
         known = False if id(code) in _boundaries else None
     memory.codes[id(code)] = known
     return known
