@@ -19,6 +19,7 @@ _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 _before: dict[int, Any] = {}
 _process = 0
 _arrived = 0
+_is_ignored = False
 
 
 def listen(listener: object) -> None:
@@ -29,7 +30,7 @@ def listen(listener: object) -> None:
     ContextError
         This is not the main thread, which alone may ask for signals.
     """
-    global _arrived, _process
+    global _arrived, _process, _is_ignored
     if threading.current_thread() is not threading.main_thread():
         raise ContextError(
             "save_on_signal=True was asked for in another thread than the main one, which alone is"
@@ -41,13 +42,27 @@ def listen(listener: object) -> None:
     _process = getpid()
     for number in SIGNALS:
         before = signal.signal(number, _remember)
-        if before != _remember:
+        if before != _remember and not (_is_ignored and before is signal.SIG_IGN):
             _before[number] = before
+    _is_ignored = False
 
 
 def arrived() -> int:
     """Returns the number of the signal that has come; 0 where none has."""
     return _arrived
+
+
+def ignore_more() -> None:
+    """Ignores the signals from now on: the program ends, for one that has come.
+
+    Python takes its own handlers away before the end, behind which another signal would end the
+    process in another way, and cut its end short.
+    """
+    global _is_ignored
+    if threading.current_thread() is threading.main_thread() and getpid() == _process:
+        _is_ignored = True
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _remember(number: int, frame: FrameType | None) -> None:

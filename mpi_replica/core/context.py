@@ -421,12 +421,56 @@ def _require_outside(strategy: AbstractStrategy, call: str) -> None:
         )
 
 
+class _EnteredScope:
+    """A scope that was entered in this thread or task, and what held before it."""
+
+    __slots__ = ("before", "is_left", "mine", "outer")
+
+    def __init__(self, mine: State | None) -> None:
+        self.before, self.outer, self.mine = _state.get(), _innermost.get(), mine
+        #: Whether it was left while one that was entered later was not.
+        self.is_left = False
+        _state.set(mine)
+        _innermost.set(self)
+
+    def leave(self) -> None:
+        """Goes back to the last scope before it that was not left."""
+        before, outer = self.before, self.outer
+        while outer is not None and outer.is_left:
+            before, outer = outer.before, outer.outer
+        _state.set(before)
+        _innermost.set(outer)
+
+    def leave_before_later_ones(self, error: object) -> None:
+        """Leaves it where an error has stopped its code, and generators hold later ones.
+
+        With the end of a generator they go on, and with any other error they are over.
+        """
+        self.is_left = True
+        if isinstance(error, GeneratorExit):
+            return
+        scopes = []
+        inner = _innermost.get()
+        while inner is not None and inner is not self:
+            scopes.append(inner)
+            inner = inner.outer
+        if inner is self:
+            for later in scopes:
+                later.is_left = True
+            self.leave()
+
+
+_innermost: contextvars.ContextVar[_EnteredScope | None] = contextvars.ContextVar(
+    "mpi_replica scope", default=None
+)
+
+
 class Scope(Generic[_Strategy]):
     """The context manager that ``strategy.scope()`` returns; may be entered again and nested."""
 
     def __init__(self, strategy: _Strategy) -> None:
         self._strategy = strategy
-        self._entered: list[tuple[contextvars.Token[State | None], State | None]] = []
+        self._entered: list[_EnteredScope] = []
 
     def __enter__(self) -> _Strategy:
         strategy = self._strategy
@@ -444,15 +488,19 @@ class Scope(Generic[_Strategy]):
             is_inside = state is not None and state.kind not in _ABOVE
             mine = state if is_inside else State(strategy)
         _has_entered.set(True)
-        self._entered.append((_state.set(mine), mine))
+        self._entered.append(_EnteredScope(mine))
         return strategy
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        token, mine = self._entered[-1]
-        if _state.get() is not mine and error is None:  # it stays entered, and can be left later
-            raise ContextError(
+        last = self._entered[-1] if self._entered else None
+        is_innermost = last is not None and last is _innermost.get() and last.mine is _state.get()
+        if last is None or not (is_innermost or last.is_left or error is not None):
+            raise ContextError(  # it stays entered, and can be left later
                 "scopes were left in another order than they were entered (nesting error). Use"
                 " `with strategy.scope():`."
             )
         self._entered.pop()
-        _state.reset(token)
+        if is_innermost:
+            last.leave()
+        elif not last.is_left:
+            last.leave_before_later_ones(error)

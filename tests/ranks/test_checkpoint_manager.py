@@ -669,6 +669,8 @@ def test_a_signal_to_any_rank_saves_at_one_step_on_all_and_ends_them(
         assert content(manager) == (5, [5.0] * 3)
         del manager, error
         gc.collect()  # with the traceback of the error
+        os.kill(os.getpid(), number)  # while the program ends, that does nothing
+        assert signal.getsignal(number) is signal.SIG_IGN  # also where Python has no handlers left
         caplog.clear()
         check_works(strategy)
 
@@ -687,7 +689,9 @@ def test_when_no_manager_is_left_a_signal_does_what_it_did_before(managed, handl
     seen = []
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: seen.append(number))
-    managers = [managed(save_on_signal=True), managed(save_on_signal=True)]
+    managers = [managed(save_on_signal=True)]
+    preemption.ignore_more()  # a program that has caught its end goes on
+    managers.append(managed(save_on_signal=True))
     os.kill(os.getpid(), SIGNALS[0])
     managers.pop()
     os.kill(os.getpid(), SIGNALS[0])

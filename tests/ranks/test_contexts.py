@@ -124,6 +124,54 @@ def test_scopes_are_left_in_the_order_they_were_entered(strategy):
     outer.__exit__(None, None, None)
 
 
+def in_scope_while_it_lives(strategy):
+    with strategy.scope():
+        yield
+        yield
+
+
+def test_an_error_leaves_all_scopes_that_were_entered_below_it(strategy):
+    """Also those of a generator that goes on to live, as the traceback holds it."""
+
+    def fails():
+        with strategy.scope():
+            layers = in_scope_while_it_lives(strategy)
+            for _ in layers:
+                raise ValueError("this trial fails")
+
+    with pytest.raises(ValueError, match="this trial fails") as caught:
+        fails()
+    assert not mr.in_cross_replica_context()
+    del caught
+    gc.collect()
+    assert not mr.in_cross_replica_context()
+    with strategy.scope():
+        with pytest.raises(ValueError, match="this trial fails"):
+            fails()
+        gc.collect()
+        assert mr.get_strategy() is strategy
+    check_works(strategy)
+
+
+def test_generators_that_end_in_any_order_leave_their_own_scopes_alone(strategy):
+    for first, second in ((0, 1), (1, 0)):
+        generators = [in_scope_while_it_lives(strategy) for _ in range(2)]
+        for generator in generators:
+            next(generator)
+        generators[first].close()
+        assert mr.get_strategy() is strategy
+        next(generators[second])
+        generators[second].close()
+        assert not mr.in_cross_replica_context()
+    check_works(strategy)
+
+
+def test_a_scope_that_was_not_entered_can_not_be_left(strategy):
+    with pytest.raises(mr.errors.ContextError, match="nesting error"):
+        strategy.scope().__exit__(None, None, None)
+    check_works(strategy)
+
+
 def test_the_default_scope_must_not_be_nested_in_another(strategy):
     """Case 7."""
     default = mr.get_strategy()
