@@ -87,7 +87,7 @@ class DistributedDataset:
         self._follow()
         place, newest = self._next(), (self._newest, self._iterator)
         iterator = DistributedIterator(self._engine, self._input, place)
-        if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
+        if self._engine.layout.size > 1 and self._engine.is_of_this_thread():
 
             def go_back() -> None:
                 """Forgets an iteration that not all ranks have begun: the next is the same."""

@@ -383,7 +383,7 @@ class DistributedIterator:
 
     @span("next", kind="input")
     def _step(self) -> list[Any] | None:
-        is_shared = self._engine.layout.size > 1 and self._engine.is_in_its_thread()
+        is_shared = self._engine.layout.size > 1 and self._engine.is_of_this_thread()
         steps, since = self._place.steps, self._engine.agreement.num_raised
         try:
             step = self._read()

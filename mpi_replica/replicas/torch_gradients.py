@@ -298,7 +298,7 @@ class _Pass:
                 f"{kind} got the gradients of a batch at once (is_grads_batched=True, or"
                 " vectorize=True in torch.autograd.functional), as torch has them for its own"
                 " functions only. Use torch.func: vmap of the function that vjp gives, jacrev, or"
-                " hessian."
+                " jacrev of jacrev."
             )
         words = self._recorded_in_words()
         if isinstance(how, int):

@@ -26,6 +26,7 @@ from ..core.object_state import is_lazy
 from .memory_of_replicas import MADE_APART
 from .replica import Replica
 from .shared_objects import SharedObjects
+from .torch_modes import ModesOfReplicas
 
 _ADVICE = f"Give each replica a module, an optimizer or a tensor of its own, {MADE_APART}"
 
@@ -149,7 +150,7 @@ class SharedArguments(SharedObjects[Hashable]):
     """Modules and tensors: what several replicas of a rank write moves so often.
 
     But for gradients, which each replica has of its own while they take turns: who computes new
-    ones waits, with its loss, say, before it reads them.
+    ones waits, with its loss, say, before it reads them. So it is with modes.
 
     Parameters
     ----------
@@ -165,6 +166,7 @@ class SharedArguments(SharedObjects[Hashable]):
             for path, leaf in zip(paths, leaves, strict=True)
             if isinstance(leaf, (torch.nn.Module, torch.Tensor))
         ]
+        self._modes = ModesOfReplicas([leaf for _, leaf in self._leaves])
         #: What a replica begins with, what those have left that have begun, and the last of them.
         self._at_first = self._left = _gradients(self._tensors())
         self._versions_left = _versions(self._left)
@@ -172,6 +174,7 @@ class SharedArguments(SharedObjects[Hashable]):
         super().__init__()
 
     def entered_by(self, replica_id: int) -> None:
+        self._modes.entered_by(replica_id)
         gradients = self._gradients_of.get(replica_id)
         if gradients is None:
             at_first = {id(parameter): gradient for parameter, gradient in self._at_first}
@@ -186,10 +189,12 @@ class SharedArguments(SharedObjects[Hashable]):
 
     def left_by(self, replica_id: int) -> None:
         super().left_by(replica_id)
+        self._modes.left_by(replica_id)
         self._left = self._gradients_of[replica_id] = _gradients(self._looked_at)
         self._versions_left = _versions(self._left)
 
     def renew(self) -> None:
+        self._modes.renew()
         now = _gradients(self._tensors())
         are_same = [id(one) for _, one in now] == [id(one) for _, one in self._left]
         if not are_same or _versions(now) != self._versions_left:

@@ -184,6 +184,44 @@ def test_a_generator_from_which_several_replicas_draw_is_an_error_on_all(strateg
     check_works(strategy)
 
 
+def test_modes_of_a_module_that_replicas_share_are_those_of_each_also_behind_a_call(strategy):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+    ids = strategy.local_replica_ids
+
+    def modes(model):
+        return [model.training, model[1].training, model[0].weight.requires_grad]
+
+    def step(model):
+        context, is_even = mr.get_replica_context(), replica_id() % 2 == 0
+        found = [modes(model)]
+        model.train(is_even)
+        model[0].weight.requires_grad_(is_even)
+        context.all_reduce("SUM", 1.0)
+        found.append(modes(model))
+        model[1].eval()
+        context.all_reduce("SUM", 1.0)
+        found.append(modes(model))
+        context.merge_call(lambda _: model.train().requires_grad_(True))
+        return [*found, modes(model)]
+
+    results = strategy.experimental_local_results(strategy.run(step, args=(model,)))
+    for i, found in zip(ids, results, strict=True):
+        even = i % 2 == 0
+        assert found == [[True] * 3, [even] * 3, [even, False, even], [True] * 3]
+    check_works(strategy)
+
+
+def test_the_modes_of_a_tensor_that_replicas_share_are_those_of_each(strategy):
+    def step(tensor):
+        tensor.requires_grad_(replica_id() == 0)
+        mr.get_replica_context().all_reduce("SUM", 1.0)
+        return tensor.requires_grad
+
+    results = strategy.run(step, args=(torch.zeros(2),))
+    found = [one for part in gathered(strategy.experimental_local_results(results)) for one in part]
+    assert found == [True] + [False] * (strategy.num_replicas_in_sync - 1)
+
+
 def rows_of(replica):
     return torch.arange(6.0).reshape(3, 2) + replica
 
