@@ -112,7 +112,7 @@ def digest_of_rows(rows: Any) -> int:
 
 def empty_like(batch: Any) -> Any:
     """Returns a batch without rows."""
-    return nest.map_structure(copy_of, rows_of(arrays_of(batch), slice(0, 0)))
+    return nest.map_structure(copy_of, rows_of(batch, slice(0, 0)))
 
 
 def kind_of(batch: Any, is_global: bool) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from ..core import nest
 from ..core.context import called_for
 from ..core.layout import shares
 from ..core.options import InputOptions, InputReplicationMode
-from .batches import arrays_of, copied_batch, cut, digest_of_rows, keeps_batches
+from .batches import copied_batch, cut, digest_of_rows, keeps_batches
 from .dataset import Dataset, drops_remainder, parts_of_batches
 from .elements import ArraySpec
 from .epochs import ReadElements, Reading
@@ -185,7 +185,6 @@ class Input:
         def steps(epoch: int, start: int) -> Iterator[Step]:
             local = engine.layout.local_replica_ids
             for values in pipelines.steps(local, epoch, start):
-                values = [value if value is END else arrays_of(value) for value in values]
                 batches = [value for value in values if value is not END]
                 ended = [i for i, value in zip(local, values, strict=True) if value is END]
                 if not batches or any(map(drops_remainder, pipelines.sources(ended))):

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.context import reading_own_rows
 from ..core.layout import Layout
 from ..core.values import Mirrored
-from .batches import copied_batch
+from .batches import arrays_of, copied_batch
 from .dataset import Dataset, elements_of
 from .epochs import ReadElements, Reading, made_apart
 from .function_contexts import InputContext
@@ -98,7 +98,7 @@ class Pipelines:
             source = self._source(number)
             first = start * len(sharing)
             if isinstance(source, Dataset):
-                elements = elements_of(source, epoch, first)
+                elements = map(arrays_of, elements_of(source, epoch, first))
             else:
                 # All of a step are read before any is used, and may come in one and the same
                 # memory; and a step may write into them.
