@@ -214,7 +214,7 @@ def _leaving(engine: Engine, cause: str, *, is_seen: bool) -> Iterator[None]:
     engine.watch.is_leaving, engine.watch.leaves_in_time = is_seen, bool(cause)
     try:
         yield from engine.agreement.leaving(cause)
-        require_same_last_values(engine)
+        require_same_last_values(engine.agreement, engine.transport, engine.layout)
     finally:
         engine.watch.is_leaving = False
 
