@@ -287,14 +287,6 @@ def test_what_is_made_in_a_generator_can_be_pickled():
     assert lists(Dataset.from_generator(rows)) == lists(Dataset.range(5).shuffle(seed=1))
 
 
-def test_rows_with_a_key_that_equals_nothing_stack_to_a_batch():
-    dataset = Dataset.range(4).map(lambda i: {float("nan"): i, 1.0: 2 * i})
-    batches = [repr(batch) for batch in dataset.batch(2)]
-    assert batches == [
-        repr({float("nan"): np.arange(i, i + 2), 1.0: 2 * np.arange(i, i + 2)}) for i in (0, 2)
-    ]
-
-
 def test_numbers_of_a_generator_promote_within_a_batch():
     (batch,) = generated(1, 2.5, True).batch(3)
     assert batch.tolist() == [1.0, 2.5, 1.0]

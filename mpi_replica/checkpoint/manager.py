@@ -231,7 +231,7 @@ class CheckpointManager:
             name = signal.Signals(number).name
             with contextlib.suppress(Exception):  # logging fails where stderr is closed
                 _log.warning("rank %d got %s: saved %s, the program ends.", rank, name, path)
-        preemption.ignore_more()
+        preemption.answer()
         raise SystemExit(_EXIT_STATUS)
 
     def restore_or_initialize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import threading
 import weakref
@@ -19,7 +20,8 @@ _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 _before: dict[int, Any] = {}
 _process = 0
 _arrived = 0
-_is_ignored = False
+# Whether it has been answered: the program ends.
+_is_answered = False
 
 
 def listen(listener: object) -> None:
@@ -30,7 +32,7 @@ def listen(listener: object) -> None:
     ContextError
         This is not the main thread, which alone may ask for signals.
     """
-    global _arrived, _process, _is_ignored
+    global _arrived, _process, _is_answered
     if threading.current_thread() is not threading.main_thread():
         raise ContextError(
             "save_on_signal=True was asked for in another thread than the main one, which alone is"
@@ -42,9 +44,9 @@ def listen(listener: object) -> None:
     _process = getpid()
     for number in SIGNALS:
         before = signal.signal(number, _remember)
-        if before != _remember and not (_is_ignored and before is signal.SIG_IGN):
+        if before != _remember:
             _before[number] = before
-    _is_ignored = False
+    _is_answered = False
 
 
 def arrived() -> int:
@@ -52,23 +54,30 @@ def arrived() -> int:
     return _arrived
 
 
-def ignore_more() -> None:
-    """Ignores the signals from now on: the program ends, for one that has come.
+def answer() -> None:
+    """Has further signals do nothing in this process: it ends, for the one that has come."""
+    global _is_answered
+    _is_answered = True
 
-    Python takes its own handlers away before the end, behind which another signal would end the
-    process in another way, and cut its end short.
+
+def _ignore_more() -> None:
+    """Ignores the signals at the very end, before which Python takes its own handlers away.
+
+    Not sooner: what the program starts meanwhile would ignore them, too.
     """
-    global _is_ignored
-    if threading.current_thread() is threading.main_thread() and getpid() == _process:
-        _is_ignored = True
+    if _is_answered and getpid() == _process:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+
+
+# Behind what the program and the strategies do at the end: the last registered is called first.
+atexit.register(_ignore_more)
 
 
 def _remember(number: int, frame: FrameType | None) -> None:
     global _arrived
     # Who forks has a child that can be ended, as those of multiprocessing are by this signal.
-    if _listeners and getpid() == _process:
+    if (_listeners or _is_answered) and getpid() == _process:
         _arrived = _arrived or number
         return
     before = _before.get(number)

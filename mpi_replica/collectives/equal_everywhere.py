@@ -49,7 +49,8 @@ class EqualEverywhere(Call):
         self.write = write
         self.held_bytes = held_bytes
         self.at_once = at_once
-        self.note = Note(f"{kind}({detail})", site, digest_of(value), advice, "ValueError")
+        what, digest = f"{kind}({detail})", digest_of(value)
+        self.note = Note(what, site, digest, advice, "ValueError", is_value=True)
         self.identify(detail)
 
     @property

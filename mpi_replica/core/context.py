@@ -428,7 +428,7 @@ class _EnteredScope:
 
     def __init__(self, mine: State | None) -> None:
         self.before, self.outer, self.mine = _state.get(), _innermost.get(), mine
-        #: Whether it was left while one that was entered later was not.
+        #: Whether it is over, though one that was entered later was the innermost then.
         self.is_left = False
         _state.set(mine)
         _innermost.set(self)
@@ -494,7 +494,8 @@ class Scope(Generic[_Strategy]):
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         last = self._entered[-1] if self._entered else None
         is_innermost = last is not None and last is _innermost.get() and last.mine is _state.get()
-        if last is None or not (is_innermost or last.is_left or error is not None):
+        may_be_left = is_innermost or error is not None or (last is not None and last.is_left)
+        if last is None or not may_be_left:
             raise ContextError(  # it stays entered, and can be left later
                 "scopes were left in another order than they were entered (nesting error). Use"
                 " `with strategy.scope():`."

@@ -18,7 +18,7 @@ from .iterator import (
     Progress,
     placeless_site,
     require_no_step,
-    require_place_can_be_set,
+    require_no_step_to_load,
 )
 
 
@@ -87,7 +87,7 @@ class DistributedDataset:
         self._follow()
         place, newest = self._next(), (self._newest, self._iterator)
         iterator = DistributedIterator(self._engine, self._input, place)
-        if self._engine.layout.size > 1 and self._engine.is_of_this_thread():
+        if self._engine.layout.size > 1 and self._engine.is_in_its_thread():
 
             def go_back() -> None:
                 """Forgets an iteration that not all ranks have begun: the next is the same."""
@@ -201,7 +201,7 @@ class DistributedDataset:
         >>> next(iter(distributed)).values
         (array([2, 3]),)
         """
-        require_place_can_be_set()
+        require_no_step_to_load()
         self._start = Progress.of_state(state, self._input, self._engine)
         self._newest = self._beside = None
 

@@ -206,13 +206,13 @@ def stack(elements: Sequence[Any], numbers: Sequence[int], *, sorts_keys: bool) 
     for number, element in zip(numbers[1:], elements[1:], strict=True):
         leaves, other = flatten(element)
         leaves = leaves if way is None else list(map(to_numpy, leaves))
-        if other != structure and structure_text(other) != structure_text(structure):
+        if other != structure:
             raise ValueError(
                 f"elements do not stack to a batch: element {numbers[0]} is "
                 f"{structure_text(structure)}, element {number} is {structure_text(other)}. "
                 "Give all elements one structure."
             )
-        orders.add(key_order(element, other))
+        orders.add(key_order(element, structure))
         if len(orders) > 1 and not sorts_keys:
             raise _of_other_order(
                 f"elements do not stack to a batch: elements {numbers[0]} and {number}"

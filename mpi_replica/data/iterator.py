@@ -46,20 +46,20 @@ _LOST = (
 )
 
 
-def require_no_step(call: str, what: str) -> None:
+def require_no_step(call: str, advice: str) -> None:
     """Raises in a replica, where `call` would be made as often as a rank has replicas.
 
     Raises
     ------
     ValueError
-        `what` says what to do.
+        It is made in one.
     """
     if is_in_step():
-        raise ValueError(f"{call} was called in a replica: {what}")
+        raise ValueError(f"{call} was called in a replica: {advice}")
 
 
-def require_place_can_be_set() -> None:
-    """Raises in a replica."""
+def require_no_step_to_load() -> None:
+    """Raises where ``load_state_dict`` is called in a replica."""
     require_no_step(
         "load_state_dict of a distributed dataset or iterator",
         "it says where the input of all replicas goes on. Call it outside of steps.",
@@ -229,7 +229,7 @@ class DistributedIterator:
         >>> next(iterator).values
         (array([2, 3]),)
         """
-        require_place_can_be_set()
+        require_no_step_to_load()
         place = Progress.of_state(state, self._input, self._engine)
         vars(self._place).update(vars(place))
         self._begin_to_read()
@@ -383,7 +383,7 @@ class DistributedIterator:
 
     @span("next", kind="input")
     def _step(self) -> list[Any] | None:
-        is_shared = self._engine.layout.size > 1 and self._engine.is_of_this_thread()
+        is_shared = self._engine.layout.size > 1 and self._engine.is_in_its_thread()
         steps, since = self._place.steps, self._engine.agreement.num_raised
         try:
             step = self._read()

@@ -251,7 +251,7 @@ class RankConnections:
         )
 
     def left_alone(self, then: float) -> str:
-        """Returns who waits for ever for a rank that had ended then; mostly empty.
+        """Returns, in words, who waits for ever for a rank that had ended then; mostly empty.
 
         It has made no strategy, and others begin with one, in the start of MPI or behind it.
         """
@@ -262,15 +262,15 @@ class RankConnections:
             if (rank.ended_at or math.inf) <= then
         ]
         there = [rank for rank in self.ranks.values() if rank.facts.get("end") is None]
-        begin = [r.number for r in there if "begins_mpi" in r.facts and "mpi" not in r.facts]
-        make = [r.number for r in there if r.facts.get("makes_with") == self.size]
-        if not gone or not (begin or make):
+        in_start = [r.number for r in there if "begins_mpi" in r.facts and "mpi" not in r.facts]
+        in_strategy = [r.number for r in there if r.facts.get("makes_with") == self.size]
+        if not gone or not (in_start or in_strategy):
             return ""
-        if begin:
-            what = f"MPI can't start without it on {numbers_text('rank', begin)}"
+        if in_start:
+            what = f"MPI can't start without it on {numbers_text('rank', in_start)}"
         else:
-            waits = f"wait{'s' * (len(make) == 1)}"
-            what = f"{numbers_text('rank', make)} {waits} for it to make a strategy"
+            waits = f"wait{'s' * (len(in_strategy) == 1)}"
+            what = f"{numbers_text('rank', in_strategy)} {waits} for it to make a strategy"
         return f"{gone[0]} has come to its end, and {what}. Make the strategy on all ranks"
 
     def have_ended_well(self, is_elastic: bool) -> bool:

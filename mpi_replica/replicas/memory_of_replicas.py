@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,47 +99,58 @@ def _share_elements(one: Any, other: Any) -> bool:
 def are_apart(values: Iterable[Any]) -> bool:
     """Returns whether values that are two objects share no memory."""
     by_id = {id(value): value for value in values}
-    arrays = [value for value in by_id.values() if type(value) is np.ndarray]
-    kinds = set(map(type, by_id.values()))
-    if kinds <= COMMON_TYPES and are_owners(arrays):
+    if _have_own_memory(by_id.values()):
         return True
     extents = itertools.chain.from_iterable(map(extents_of, by_id.values()))
     bounds = sorted([(begin, end) for begin, end, _ in extents])
     return all([end <= begin for (_, end), (begin, _) in itertools.pairwise(bounds)])
 
 
+def _have_own_memory(values: Collection[Any]) -> bool:
+    """Returns whether these are plain values, and arrays that no other one is a part of; quick."""
+    arrays = [value for value in values if type(value) is np.ndarray]
+    return set(map(type, values)) <= COMMON_TYPES and are_owners(arrays)
+
+
 def held_by_several(
-    of_replicas: Sequence[Sequence[Any]], of_all: Sequence[Any] = ()
+    of_replicas: Sequence[Sequence[Any]], of_all: Iterable[Any] = ()
 ) -> dict[int, Any]:
     """Returns, by their ids, the values of replicas that others hold, too, or parts of them.
 
-    `of_all` is what each of them holds. Of very many whose bounds cross, as those of columns, not
-    all pairs are looked at.
+    `of_all` is what each of them holds. Plain numbers and texts, which nobody writes, are left out.
+    Of very many whose bounds cross, as those of columns, not all pairs are looked at.
     """
-    values = [*of_all, *itertools.chain.from_iterable(of_replicas)]
-    if len({*map(id, values)}) == len(values) and are_apart(values):
-        return {}
-    by_id = {id(value): value for value in values}
-    holders: dict[int, set[int]] = {name: set() for name in by_id}
-    for replica, mine in enumerate(of_replicas):
-        for value in (*of_all, *mine):
-            holders[id(value)].add(replica)
-    several = {name: one for name, one in by_id.items() if len(holders[name]) > 1}
+    common = [value for value in of_all if not _is_plain(value)]
+    own = [[value for value in mine if not _is_plain(value)] for mine in of_replicas]
+    by_id = {id(value): value for value in itertools.chain(common, *own)}
+    # Which replica holds a value; None where several do.
+    holders: dict[int, int | None] = dict.fromkeys(map(id, common))
+    for replica, mine in enumerate(own):
+        for name in map(id, mine):
+            if holders.setdefault(name, replica) != replica:
+                holders[name] = None
+    several = {name: by_id[name] for name, holder in holders.items() if holder is None}
+    if _have_own_memory(by_id.values()):
+        return several
     extents = [(*extent, name) for name, one in by_id.items() for extent in extents_of(one)]
     extents.sort(key=operator.itemgetter(0, 1))
     for position, (_, end, value, name) in enumerate(extents, 1):
+        holder = holders[name]
         for begin, _, other, other_name in extents[position : position + _MOST_CROSSING]:
             if begin >= end:
                 break
-            is_between = len(holders[name] | holders[other_name]) > 1
-            if is_between and _share_elements(value, other):
+            if holders[other_name] != holder and _share_elements(value, other):
                 several |= {name: by_id[name], other_name: by_id[other_name]}
     return several
 
 
+def _is_plain(value: Any) -> bool:
+    return type(value) in COMMON_TYPES and type(value) is not np.ndarray
+
+
 def extents_of(value: Any) -> Sequence[Extent]:
     """Returns where a value lies, which may be no array; nothing of what nobody can write into."""
-    if type(value) in COMMON_TYPES and not isinstance(value, np.ndarray):
+    if _is_plain(value):
         return ()
     if isinstance(value, IndexedSlices):
         return (*extents_of(value.values), *extents_of(value.indices))

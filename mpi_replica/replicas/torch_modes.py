@@ -7,8 +7,9 @@ and a rank hosts several replicas.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Self
+import contextlib
+from collections.abc import Iterable
+from typing import NamedTuple, Self
 
 import torch
 
@@ -16,69 +17,66 @@ import torch
 class _Modes(NamedTuple):
     """``training`` of modules, and ``requires_grad`` of tensors that a program may set it of."""
 
-    of_modules: Sequence[tuple[torch.nn.Module, bool]]
-    of_tensors: Sequence[tuple[torch.Tensor, bool]]
+    modules: list[torch.nn.Module]
+    tensors: list[torch.Tensor]
+    #: Which these are, and the modes of all, in this order.
+    ids: list[int]
+    values: list[bool]
 
     @classmethod
-    def of(cls, leaves: Iterable[Any]) -> Self:
-        """Returns those of modules and tensors as they are now."""
-        modules, tensors, seen = [], [], set()
-        waiting = [*leaves]
-        while waiting:
-            one = waiting.pop()
-            if isinstance(one, torch.Tensor):
-                tensors.append(one)
-            elif one is not None and one not in seen:
-                seen.add(one)
-                modules.append((one, one.training))
-                tensors += one._parameters.values()
-                waiting += one._modules.values()
-        leaves_of_graph = [one for one in tensors if one is not None and one.is_leaf]
-        return cls(modules, [(one, one.requires_grad) for one in leaves_of_graph])
-
-    def put_back(self) -> None:
-        """Sets them where they are others now."""
-        for module, is_training in self.of_modules:
-            if module.training is not is_training:
-                module.training = is_training
-        for tensor, is_required in self.of_tensors:
-            if tensor.requires_grad is not is_required and tensor.is_leaf:
-                tensor.requires_grad_(is_required)
+    def of(cls, modules: Iterable[torch.nn.Module], tensors: Iterable[torch.Tensor]) -> Self:
+        """Returns those that there are now."""
+        modules, tensors = [*modules], [one for one in tensors if one.is_leaf]
+        values = [one.training for one in modules]
+        values += [one.requires_grad for one in tensors]
+        return cls(modules, tensors, [*map(id, modules), *map(id, tensors)], values)
 
     def are_as(self, others: Self) -> bool:
         """Returns whether these are the same, of the same modules and tensors."""
-        mine, theirs = (
-            [(id(one), mode) for part in modes for one, mode in part] for modes in (self, others)
-        )
-        return mine == theirs
+        return self.values == others.values and self.ids == others.ids
+
+    def put_back(self) -> None:
+        """Sets them where they are others now."""
+        for module, is_training in zip(self.modules, self.values, strict=False):
+            if module.training is not is_training:
+                module.training = is_training
+        for tensor, is_required in zip(self.tensors, self.values[len(self.modules) :], strict=True):
+            if tensor.requires_grad is not is_required:
+                # It is part of a graph, or has a dtype without gradients, since another replica
+                # has made it so.
+                with contextlib.suppress(RuntimeError):
+                    tensor.requires_grad = is_required
 
 
 class ModesOfReplicas:
     """Keeps the modes that each replica has set while they take turns.
 
-    Parameters
-    ----------
-    leaves : sequence
-        The modules and tensors.
+    Who holds it hands in the modules and tensors that there are.
     """
 
-    def __init__(self, leaves: Sequence[Any]) -> None:
-        self._leaves = leaves
-        #: What a replica begins with, and what the last one has left.
-        self._at_first = self._left = _Modes.of(leaves)
+    def __init__(self, modules: Iterable[torch.nn.Module], tensors: Iterable[torch.Tensor]) -> None:
+        # What a replica begins with, and what there is now.
+        self._at_first = self._now = _Modes.of(modules, tensors)
         self._of_replicas: dict[int, _Modes] = {}
 
     def entered_by(self, replica_id: int) -> None:
         """Sets those of a replica that begins, or goes on where it has waited."""
-        self._of_replicas.get(replica_id, self._at_first).put_back()
+        mine = self._of_replicas.get(replica_id, self._at_first)
+        if not mine.are_as(self._now):
+            mine.put_back()
 
-    def left_by(self, replica_id: int) -> None:
+    def left_by(
+        self,
+        replica_id: int,
+        modules: Iterable[torch.nn.Module],
+        tensors: Iterable[torch.Tensor],
+    ) -> None:
         """Keeps those of a replica that waits or ends now."""
-        self._left = self._of_replicas[replica_id] = _Modes.of(self._leaves)
+        self._now = self._of_replicas[replica_id] = _Modes.of(modules, tensors)
 
-    def renew(self) -> None:
+    def renew(self, modules: Iterable[torch.nn.Module], tensors: Iterable[torch.Tensor]) -> None:
         """Takes for all what a merge_fn has set."""
-        now = _Modes.of(self._leaves)
-        if not now.are_as(self._left):
-            self._at_first = now
+        now = _Modes.of(modules, tensors)
+        if not now.are_as(self._now):
+            self._at_first = self._now = now
             self._of_replicas.clear()

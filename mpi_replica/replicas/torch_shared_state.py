@@ -166,9 +166,10 @@ class SharedArguments(SharedObjects[Hashable]):
             for path, leaf in zip(paths, leaves, strict=True)
             if isinstance(leaf, (torch.nn.Module, torch.Tensor))
         ]
-        self._modes = ModesOfReplicas([leaf for _, leaf in self._leaves])
+        tensors = self._tensors()
+        self._modes = ModesOfReplicas(self._modules, tensors.values())
         #: What a replica begins with, what those have left that have begun, and the last of them.
-        self._at_first = self._left = _gradients(self._tensors())
+        self._at_first = self._left = _gradients(tensors)
         self._versions_left = _versions(self._left)
         self._gradients_of: dict[int, _Gradients] = {}
         super().__init__()
@@ -189,13 +190,14 @@ class SharedArguments(SharedObjects[Hashable]):
 
     def left_by(self, replica_id: int) -> None:
         super().left_by(replica_id)
-        self._modes.left_by(replica_id)
+        self._modes.left_by(replica_id, self._modules, self._looked_at.values())
         self._left = self._gradients_of[replica_id] = _gradients(self._looked_at)
         self._versions_left = _versions(self._left)
 
     def renew(self) -> None:
-        self._modes.renew()
-        now = _gradients(self._tensors())
+        tensors = self._tensors()
+        self._modes.renew(self._modules, tensors.values())
+        now = _gradients(tensors)
         are_same = [id(one) for _, one in now] == [id(one) for _, one in self._left]
         if not are_same or _versions(now) != self._versions_left:
             self._at_first = now
@@ -205,7 +207,7 @@ class SharedArguments(SharedObjects[Hashable]):
     def _tensors(self) -> dict[Hashable, torch.Tensor]:
         """Returns tensors, and parameters and buffers by their module and name.
 
-        As torch does in five times the time.
+        As torch does in five times the time. Keeps the modules that it has come through.
         """
         tensors: dict[Hashable, Any] = {}
         waiting: list[Any] = []
@@ -214,11 +216,11 @@ class SharedArguments(SharedObjects[Hashable]):
                 tensors[place] = leaf
             else:
                 waiting.append(leaf)
-        seen = set()
+        self._modules: dict[torch.nn.Module, None] = {}
         while waiting:
             module = waiting.pop()
-            if module is not None and module not in seen:
-                seen.add(module)
+            if module is not None and module not in self._modules:
+                self._modules[module] = None
                 for one in (module._parameters, module._buffers):
                     tensors |= {(id(module), name): tensor for name, tensor in one.items()}
                 waiting += module._modules.values()

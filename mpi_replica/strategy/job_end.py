@@ -198,15 +198,17 @@ def _tell_that_it_ends(cause: str = "", seconds: float = math.inf) -> bool:
     largest = max(ending, key=lambda engine: engine.layout.size, default=None)
     left = [_leaving(engine, cause, is_seen=engine is largest) for engine in ending]
     try:
-        return _go_through(left, limit)
+        all_know = _go_through(left, limit)
+        for engine in ending:  # in one order, since a rank waits here
+            require_same_last_values(engine.agreement, engine.transport, engine.layout)
     except Exception as error:
-        # Of one that all ranks have, one of them prints it and ends the job; otherwise the others
-        # can't be told, and would wait for ever.
+        # Of one that all ranks have, one prints it and ends the job; others give it time for that.
+        # Of any other one nobody else can be told: they would wait for ever.
         if is_reported_here(error) is False:
             sleep(_SECONDS_TO_LEAVE)
         _print(error)
         abort(1)
-    return True
+    return all_know
 
 
 def _leaving(engine: Engine, cause: str, *, is_seen: bool) -> Iterator[None]:
@@ -214,7 +216,6 @@ def _leaving(engine: Engine, cause: str, *, is_seen: bool) -> Iterator[None]:
     engine.watch.is_leaving, engine.watch.leaves_in_time = is_seen, bool(cause)
     try:
         yield from engine.agreement.leaving(cause)
-        require_same_last_values(engine.agreement, engine.transport, engine.layout)
     finally:
         engine.watch.is_leaving = False
 

@@ -6,7 +6,6 @@ import itertools
 import logging
 import pickle
 import re
-import threading
 from collections import namedtuple
 
 import hypothesis.strategies as st
@@ -478,23 +477,6 @@ def test_an_epoch_that_replicas_begin_or_place_is_a_value_error_everywhere(strat
         found, whole = ([strategy.gather(step, axis=0) for step in it] for it in (one, expected))
         np.testing.assert_array_equal(found, whole)
     check_works(strategy)
-
-
-def test_what_a_thread_of_the_program_reads_is_not_compared_before_the_first_call_either(strategy):
-    """However far that of each rank has come when the strategy is used."""
-    number = strategy.num_replicas_in_sync
-    with mr.MPIStrategy(num_replicas=number) as fresh:
-        dataset = distributed(fresh, Dataset.range(16).batch(4))
-        steps = []
-
-        def load():
-            steps.extend(itertools.islice(dataset, 1 + fresh.rank % 2))
-
-        loader = threading.Thread(target=load)
-        loader.start()
-        loader.join()
-        assert fresh.reduce("SUM", steps[0], axis=0) == 6
-        check_works(fresh)
 
 
 def test_batches_that_a_filter_has_seen_have_the_strides_of_their_parts_on_any_layout(strategy):

@@ -211,6 +211,25 @@ def test_modes_of_a_module_that_replicas_share_are_those_of_each_also_behind_a_c
     check_works(strategy)
 
 
+def test_what_a_replica_has_made_of_a_module_leaves_others_the_modes_that_fit(strategy):
+    """A lazy weight has a mode, too, and one of integers can have no other."""
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.Linear(2, 2))
+
+    def step(model):
+        context, is_first = mr.get_replica_context(), replica_id() == 0
+        lazy = model[0].weight
+        lazy.requires_grad = is_first
+        if is_first:
+            model[1].bias.requires_grad_(False)
+            model[1].bias.data = torch.zeros(2, dtype=torch.int64)
+        context.all_reduce("SUM", 1.0)
+        return lazy.requires_grad
+
+    results = strategy.experimental_local_results(strategy.run(step, args=(model,)))
+    assert list(results) == [i == 0 for i in strategy.local_replica_ids]
+    check_works(strategy)
+
+
 def test_the_modes_of_a_tensor_that_replicas_share_are_those_of_each(strategy):
     def step(tensor):
         tensor.requires_grad_(replica_id() == 0)

@@ -120,11 +120,8 @@ class Note(NamedTuple):
     error: str
     #: The rows and the kind of the batch that a step of input gave; otherwise empty.
     batch: str = ""
-
-    @property
-    def is_value(self) -> bool:
-        """Whether it stands for a value that was assigned, and not for a call."""
-        return self.error == "ValueError"
+    #: Whether it stands for a value that was assigned.
+    is_value: bool = False
 
     def chained(self, before: int) -> int:
         """Returns 64 bits that stand for all notes up to this one."""
