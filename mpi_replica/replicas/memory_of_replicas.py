@@ -31,6 +31,9 @@ _MOST_WORK = 1000
 _MOST_CROSSING = 64
 
 
+_PLAIN = (COMMON_TYPES | {type(None), str, bytes}) - {np.ndarray}
+
+
 class MemoryOfReplicas:
     """The memory that replicas hold arrays in: of each its parts, apart from each other, in order.
 
@@ -132,7 +135,14 @@ def held_by_several(
     several = {name: by_id[name] for name, holder in holders.items() if holder is None}
     if _have_own_memory(by_id.values()):
         return several
-    extents = [(*extent, name) for name, one in by_id.items() for extent in extents_of(one)]
+    names = {*map(id, itertools.chain(*own))}
+    extents = [(*extent, name) for name in names for extent in extents_of(by_id[name])]
+    first = min([begin for begin, *_ in extents], default=0)
+    last = max([end for _, end, *_ in extents], default=0)
+    for name in by_id.keys() - names:  # of what all hold, mostly nothing lies near these
+        for extent in extents_of(by_id[name]):
+            if extent[0] < last and first < extent[1]:
+                extents.append((*extent, name))
     extents.sort(key=operator.itemgetter(0, 1))
     for position, (_, end, value, name) in enumerate(extents, 1):
         holder = holders[name]
@@ -145,7 +155,7 @@ def held_by_several(
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in COMMON_TYPES and type(value) is not np.ndarray
+    return type(value) in _PLAIN
 
 
 def extents_of(value: Any) -> Sequence[Extent]:
