@@ -15,7 +15,8 @@ from ..core.exceptions import ContextError
 #: The signals that are listened to.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
-# Who wants to know. Where nobody is left a signal does again what it did before.
+# Who wants to know. Where nobody is left a signal does again what it did before, but for one that
+# comes while the program ends for another.
 _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 _before: dict[int, Any] = {}
 _process = 0
@@ -70,7 +71,8 @@ def _ignore_more() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-# Behind what the program and the strategies do at the end: the last registered is called first.
+# Behind what the strategies do at the end, and the program, if it has registered that behind its
+# import of this package: the last registered is called first.
 atexit.register(_ignore_more)
 
 

@@ -75,7 +75,10 @@ class ModesOfReplicas:
         self._now = self._of_replicas[replica_id] = _Modes.of(modules, tensors)
 
     def renew(self, modules: Iterable[torch.nn.Module], tensors: Iterable[torch.Tensor]) -> None:
-        """Takes for all what a merge_fn has set."""
+        """Takes for all what there is behind a merge_fn, where that has changed some.
+
+        What it has set to what it was before can't be seen.
+        """
         now = _Modes.of(modules, tensors)
         if not now.are_as(self._now):
             self._at_first = self._now = now
