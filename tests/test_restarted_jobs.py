@@ -695,38 +695,30 @@ def test_a_rank_that_others_wait_for_in_the_start_of_mpi_is_told_with_its_place(
 
 
 @each_library
-def test_a_rank_that_ends_while_others_wait_for_it_in_the_start_of_mpi_ends_the_job(
-    library, tmp_path
+@pytest.mark.parametrize(
+    ("begin", "waits"),
+    [
+        ("", "MPI can't start without it on rank 0"),
+        # The end of MPI waits for the other ranks, too.
+        ("from mpi4py import MPI", "rank 0 waits for it to make a strategy"),
+    ],
+    ids=["in the start of MPI", "behind it"],
+)
+def test_a_rank_that_ends_while_others_wait_for_it_to_make_a_strategy_ends_the_job(
+    library, begin, waits, tmp_path
 ):
     """As where rank 0 alone makes the strategy: no start after this one comes further."""
-    program = """
+    program = f"""
+    {begin}
     import mpi_replica as mr
     if rank == 0:
         mr.MPIStrategy()
     """
     done = call(library, "run", "-n", 2, written(tmp_path, program))
     assert done.returncode == 1
-    assert re.search(r"rank 1 \(\S+, pid \d+\) has come to its end, and MPI can't", done.stderr)
-    assert "start without it on rank 0. Make the strategy on all ranks: the job" in done.stderr
+    end = r"rank 1 \(\S+, pid \d+\) has come to its end, and "
+    assert re.search(f"{end}{waits}. Make the strategy on all ranks: the job", done.stderr)
     assert "Start 2" not in done.stderr
-    assert "was lost" not in done.stderr
-
-
-@each_library
-def test_a_rank_that_ends_while_others_wait_for_it_to_make_a_strategy_ends_the_job(
-    library, tmp_path
-):
-    """As where a program asks mpi4py for its rank: the end of MPI waits for the other ranks."""
-    program = """
-    from mpi4py import MPI
-    import mpi_replica as mr
-    if MPI.COMM_WORLD.rank == 0:
-        mr.MPIStrategy()
-    """
-    done = call(library, "run", "-n", 2, written(tmp_path, program))
-    assert done.returncode == 1
-    assert re.search(r"rank 1 \(\S+, pid \d+\) has come to its end, and rank 0", done.stderr)
-    assert "waits for it to make a strategy. Make the strategy on all ranks: the job" in done.stderr
     assert "was lost" not in done.stderr
 
 

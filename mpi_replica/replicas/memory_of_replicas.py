@@ -30,7 +30,7 @@ Extent = tuple[int, int, Any]
 _MOST_WORK = 1000
 _MOST_CROSSING = 64
 
-
+# Types of what nobody writes.
 _PLAIN = (COMMON_TYPES | {type(None), str, bytes}) - {np.ndarray}
 
 
