@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..collectives.agreement.stand import LeafDescription
 from ..core.array_libraries import dtype_of
+from ..core.array_ways import Array
 from ..core.dtypes import wire_name
 
 
@@ -42,6 +43,17 @@ def kind_of(array: Any, path: str) -> ArrayKind:
         return ArrayKind(dtype_of(array) or array.dtype, tuple(array.shape))
     except Exception as error:  # each library has its own
         raise TypeError(f"a checkpoint can't restore {path}: {error}") from error
+
+
+def order_in_memory(array: Array) -> Literal["C", "F"]:
+    """Returns "F" for an array that lies in Fortran's order and not in C's, and "C" for others.
+
+    Examples
+    --------
+    >>> order_in_memory(np.ones((2, 3)).T), order_in_memory(np.ones(3))
+    ('F', 'C')
+    """
+    return "F" if array.flags.fnc else "C"
 
 
 #: Of each group of parameters, the shape of each; None where it is not known yet.

@@ -9,13 +9,15 @@ import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from ..core.argument_checks import absolute_path
+from ..core.array_ways import Array
 from ..core.exceptions import CheckpointError, CorruptCheckpointError
 from ..core.randomness import Generators
+from .array_kinds import order_in_memory
 from .decoder import decoded
 from .dtype_texts import dtype_from, dtype_text
 from .files import TAKE_OLDER, Extent, head_of, names_in, read_small
@@ -24,9 +26,9 @@ from .files import TAKE_OLDER, Extent, head_of, names_in, read_small
 MOST_BYTES = 1 << 30
 
 _FORMAT = "mpi_replica checkpoint"
-# With 2 came tensors, and the state of objects of replicas.
-_VERSION = 2
-_READABLE = (1, _VERSION)
+# With 2 came tensors, and the state of objects of replicas; with 3 the order of arrays in memory.
+_VERSION = 3
+_READABLE = (1, 2, _VERSION)
 SUFFIX = ".index"
 
 # Under this name the index says when it was written: stands so near to its beginning.
@@ -34,14 +36,23 @@ _NUMBER = "number"
 _HEAD_BYTES = 256
 
 
+_IN_MEMORY = Extent(0, 0, 0)
+
+
 class ArrayRecord(NamedTuple):
     """An array of a checkpoint."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    #: Name of its file, in the folder of the index.
+    #: Name of its file, in the folder of the index; empty where it is in memory.
     file: str
     extent: Extent
+    #: In memory: the bits of a sum follow from it, also of an array that is made anew.
+    order: Literal["C", "F"] = "C"
+
+    @classmethod
+    def of(cls, array: Array, file: str = "", extent: Extent = _IN_MEMORY) -> Self:
+        return cls(array.dtype, array.shape, file, extent, order_in_memory(array))
 
 
 class Index(NamedTuple):
@@ -221,11 +232,18 @@ def all_generators(of_ranks: Sequence[Any]) -> dict[str, Any]:
 
 def packed_record(record: ArrayRecord) -> list[Any]:
     """Returns a record as plain data."""
-    return [dtype_text(record.dtype), list(record.shape), record.file, *record.extent]
+    order = [record.order] * (record.order != "C")
+    return [dtype_text(record.dtype), list(record.shape), record.file, *record.extent, *order]
 
 
 def unpacked_record(
-    dtype: Any, shape: Sequence[int], file: str, offset: int, size_bytes: int, crc32: int
+    dtype: Any,
+    shape: Sequence[int],
+    file: str,
+    offset: int,
+    size_bytes: int,
+    crc32: int,
+    order: Literal["C", "F"] = "C",
 ) -> ArrayRecord:
     """Undoes `packed_record`.
 
@@ -239,7 +257,10 @@ def unpacked_record(
         tuple(int(n) for n in shape),
         file,
         Extent(int(offset), int(size_bytes), int(crc32)),
+        order,
     )
+    if order not in ("C", "F"):
+        raise ValueError(f"an array in the order {order!r}")
     if min(*made.extent, *made.shape) < 0 or offset + size_bytes > _MOST_OFFSET:
         raise ValueError(f"an array with {shape} items at {offset}")
     if math.prod(made.shape) * made.dtype.itemsize != size_bytes:

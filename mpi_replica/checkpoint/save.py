@@ -134,7 +134,7 @@ class Saving(Call):
         extents = files.write_new(file, arrays) if arrays else []
         own = zip(self.own.arrays.items(), extents[len(share) :], strict=True)
         records = {
-            name: packed_record(ArrayRecord(array.dtype, array.shape, file.name, extent))
+            name: packed_record(ArrayRecord.of(array, file.name, extent))
             for (name, array), extent in own
         }
         return [extents[: len(share)], records, self.own.of_replicas, self.own.generators]
@@ -150,8 +150,8 @@ class Saving(Call):
         of_replicas: dict[str, dict[str, Any]] = {}
         for file, share, (extents, own, components, _) in zip(names, shares, of_ranks, strict=True):
             for name, extent in zip(share, extents, strict=True):
-                array = self.arrays[name]
-                records[name] = ArrayRecord(array.dtype, array.shape, file, files.Extent(*extent))
+                extent = files.Extent(*extent)
+                records[name] = ArrayRecord.of(self.arrays[name], file, extent)
             records |= {name: unpacked_record(*entry) for name, entry in own.items()}
             for name, of_replica in components.items():
                 of_replicas.setdefault(name, {}).update(of_replica)

@@ -12,7 +12,7 @@ from ..core.array_ways import Array
 from ..core.exceptions import CheckpointError
 from ..core.layout import Layout
 from ..core.values import PerReplica, per_replica
-from .array_kinds import ArrayKind
+from .array_kinds import ArrayKind, order_in_memory
 from .decoder import ArrayOf, array_name, decoded, replicas_name, state_of
 from .index import ArrayRecord, Index
 
@@ -89,6 +89,11 @@ class SavedValues:
         record = self.record(saved)
         return None if record is None else ArrayKind(record.dtype, record.shape)
 
+    def is_reordered(self, live: Array, saved: Any) -> bool:
+        """Returns whether `live`, if it has no gaps, lies in memory as the array did not."""
+        record = self.record(saved)
+        return record is not None and live.flags.forc and order_in_memory(live) != record.order
+
     def record(self, saved: Any) -> ArrayRecord | None:
         """Returns the record of the array that `saved` stands for; None where it has none."""
         name = array_name(saved)
@@ -97,6 +102,6 @@ class SavedValues:
     def load(self, name: str, library: str = "") -> Any:
         """Returns an array, as one of its library."""
         record = self._index.arrays[name]
-        array = np.empty(record.shape, record.dtype)
+        array = np.empty(record.shape, record.dtype, record.order)
         self._read(name, array)
         return of_library(array, library)

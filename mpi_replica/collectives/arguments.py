@@ -193,7 +193,8 @@ def _dtype_if_any(leaf: Any) -> np.dtype[Any] | None:
 
 
 def _dtype_on_wire(dtype: np.dtype[Any]) -> tuple[str, bytes | str]:
-    if dtype.kind in "biufcSUmM":  # others, as ml_dtypes' bfloat16, have no name of their own
+    # Others than numpy's, as ml_dtypes' bfloat16, have no text of their own, or share one ("<f1").
+    if dtype.kind in "biufcSUmM" and dtype.type.__module__ == "numpy":
         return _ARRAY, dtype.str
     return _DTYPE_PICKLED, pickle.dumps(dtype, protocol=5)
 

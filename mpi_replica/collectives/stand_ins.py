@@ -150,8 +150,7 @@ class StandIns:
             if type(leaf) is np.ndarray:
                 if not leaf.nbytes or leaf.dtype.hasobject:
                     continue
-                flags = leaf.flags
-                is_owner, is_ordered = flags.owndata, flags.c_contiguous
+                is_owner, is_ordered = leaf.flags.owndata, is_in_c_order(leaf)
             elif type(leaf) in _NO_ARRAYS or not is_strided(leaf):
                 continue
             else:

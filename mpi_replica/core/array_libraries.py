@@ -142,6 +142,7 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     """Returns leaves of which torch records nothing; and those that it does, by the new ids.
 
     Of JAX's none is weak, since those of other ranks are not, nor are the results of other calls.
+    What lies in a file is an array like others, as it is on other ranks, and by its id, too.
 
     Raises
     ------
@@ -166,6 +167,12 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
             raise TypeError(f"merge_call: {error}") from None
         originals[id(constant)] = leaves[index]
         leaves[index] = constant
+    for index, leaf in enumerate(leaves):
+        if type(leaf) is np.memmap:
+            if not originals:
+                leaves = list(leaves)
+            leaves[index] = plain = np.asarray(leaf)
+            originals[id(plain)] = leaf
     return leaves, originals
 
 
@@ -245,9 +252,13 @@ def is_strided(value: Any) -> bool:
 
 
 def is_in_c_order(array: Any) -> bool:
-    """Returns whether the elements of an array that `is_strided` lie there in C order, as such."""
+    """Returns whether the elements of an array that `is_strided` lie there in C order, as such.
+
+    And aligned: numpy adds up others in blocks, which gives other bits.
+    """
     if isinstance(array, np.ndarray):
-        return array.flags.c_contiguous
+        flags = array.flags
+        return flags.c_contiguous and flags.aligned
     return array.is_contiguous() and not (array.is_conj() or array.is_neg())
 
 
@@ -374,9 +385,8 @@ def written(live: Any, array: Array) -> Any:
     if way is TorchWay:
         return TorchWay.give(live, array).requires_grad_(live.requires_grad)
     if way is JaxWay:
-        jax = sys.modules["jax"]
-        new = jax.numpy.asarray(array)
-        return jax.device_put(new, live.sharding) if live.committed else new
+        new = JaxWay.anew(live, array)
+        return sys.modules["jax"].device_put(new, live.sharding) if live.committed else new
     return array if way is None else way.give(live, array)
 
 

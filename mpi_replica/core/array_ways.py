@@ -198,6 +198,19 @@ class JaxWay:
         return jax.device_put(array, like.sharding) if is_there else array
 
     @staticmethod
+    def anew(array: Any, values: Array) -> Any:
+        """Returns an array of these values that is weak where `array` is.
+
+        A weak one gives way to the dtype of others, as the number of Python of which JAX made it.
+        """
+        jnp = sys.modules["jax"].numpy
+        if array.weak_type:
+            zeros = jnp.full(values.shape, values.dtype.type(0).item())
+            if zeros.dtype == values.dtype:  # it was not made with another jax_enable_x64
+                return zeros.at[...].set(values)
+        return jnp.asarray(values)
+
+    @staticmethod
     def copy(array: Any) -> Any:
         return array  # nobody can write into it
 

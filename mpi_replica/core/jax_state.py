@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 import numpy as np
 
 from . import nest
+from .array_ways import JaxWay
 from .exceptions import ContextError
 from .imported_libraries import imported_library
 from .more_than_numbers import is_sparse_of_jax
@@ -91,10 +92,8 @@ def uncommitted(value: Any, device: Any) -> Any:
             return leaf
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
             return jax.device_put(leaf, device)
-        # A number that gives way to the dtype of others, as one of Python does, goes on to do so.
-        is_weak = leaf.weak_type and not leaf.ndim
         with jax.default_device(device):
-            return jax.numpy.asarray(leaf.item() if is_weak else np.asarray(leaf))
+            return JaxWay.anew(leaf, np.asarray(leaf))
 
     return nest.map_structure(here, value)
 

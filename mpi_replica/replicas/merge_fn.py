@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from traceback import walk_tb
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from ..collectives.merge import MergeCall, MergeScope
 from ..collectives.stand_ins import StandIns, separate, write_back
 from ..collectives.strategy_base import StrategyBase
 from ..core import nest
-from ..core.array_libraries import as_constants, copy_of
+from ..core.array_libraries import as_constants, copy_of, is_in_c_order
 from ..core.context import State, entered
 from ..core.exceptions import add_note
 from ..core.indexed_slices import IndexedSlices
 from ..core.library_state import forget_casts
+from ..core.object_state import LEAF_TYPES
 from ..core.thread_state import ThreadState
 from ..core.values import DistributedValues, Mirrored, component_of, read_only
 from .memory_of_replicas import MemoryOfReplicas, are_apart, can_be_copied, extents_of
@@ -86,9 +87,11 @@ def call_directly(
         has_failed = False
     finally:
         write_back([stand_ins], has_failed=has_failed)
-    if not originals:
+    if type(result) in LEAF_TYPES and not isinstance(result, np.ndarray):
         return result
-    return nest.map_structure(lambda leaf: originals.get(id(leaf), leaf), result)
+    leaves, structure, _ = nest.flatten_plain(result)
+    returned = _as_given_or_in_c_order(leaves, constants, originals)
+    return result if returned is leaves else nest.unflatten(structure, returned)
 
 
 @boundary
@@ -118,7 +121,8 @@ def unpacked(
     Each replica may write into the arrays that it gets: they must not be those of another one, nor
     what another one has passed to its call; nor parts of each other, which copies would not be.
     What a ``merge_fn`` gives back as it got it is the replica's own argument, or the copy of it
-    that it got where several give one.
+    that it got where several give one. All other arrays of numpy are in C order, as copies are: the
+    order of additions, and so the bits of a sum, follow from that in memory.
     """
     if value is None:
         return [None] * len(replica_ids)
@@ -151,9 +155,22 @@ def _of_replica(
     if not is_plain:  # a PerReplica may be one of nests
         components = [component_of(leaf, replica_id, num_replicas) for leaf in leaves]
         leaves, structure = nest.flatten(nest.unflatten(structure, components))
-    if call.originals:
-        leaves = [call.originals.get(id(leaf), leaf) for leaf in leaves]
-    return leaves, structure
+    return _as_given_or_in_c_order(leaves, call.leaves, call.originals), structure
+
+
+def _as_given_or_in_c_order(
+    leaves: list[Any], constants: Sequence[Any], originals: Mapping[int, Any]
+) -> list[Any]:
+    """Returns what a replica has passed as it is, and all other arrays of numpy in C order."""
+    if originals:
+        leaves = [originals.get(id(leaf), leaf) for leaf in leaves]
+    if not any([isinstance(leaf, np.ndarray) and not is_in_c_order(leaf) for leaf in leaves]):
+        return leaves
+    known = {id(one): one for one in (*constants, *originals.values())}
+    for leaf in leaves:
+        if id(leaf) not in known and isinstance(leaf, np.ndarray) and not is_in_c_order(leaf):
+            known[id(leaf)] = _copied(leaf, "C")  # once: what it gets twice is one thing
+    return [known.get(id(leaf), leaf) for leaf in leaves]
 
 
 def _by_identity(given: Sequence[list[Any]], held: Sequence[list[Any]]) -> list[list[Any]]:
@@ -208,13 +225,16 @@ def _by_memory(
     return owned
 
 
-def _copied(value: Any) -> Any:
-    """Returns a copy of a value; of one that is read-only, as on ranks of one replica, too."""
+def _copied(value: Any, order: Literal["C", "K"] = "K") -> Any:
+    """Returns a copy of a value; of one that is read-only, as on ranks of one replica, too.
+
+    An array of numpy keeps its order, as where a replica gets what it has passed itself.
+    """
     if isinstance(value, IndexedSlices):
         return value.changed(_copied)
     if can_be_copied(value):
         return value.clone_state() if hasattr(value, "clone_state") else copy.deepcopy(value)
-    mine = copy_of(value)
+    mine = value.copy(order) if type(value) is np.ndarray else copy_of(value)
     is_read_only = isinstance(value, (np.ndarray, np.void)) and not value.flags.writeable
     return read_only(mine) if is_read_only else mine
 

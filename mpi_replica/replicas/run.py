@@ -112,10 +112,7 @@ class Run(SharedRun):
                     answers = self._perform([seat.call for seat in waiting if seat.call])
                 else:
                     self._report()
-                answers.reverse()
-                for seat in waiting:
-                    # Popped: what is kept here would live until the next call is done.
-                    seat.worker.resume(answers.pop())
+                self._resume(waiting, answers)
             except BaseException as error:
                 told = self._deal_with(error, waiting)
                 let_go(error)
@@ -143,8 +140,16 @@ class Run(SharedRun):
             seat.worker = kept.worker(seat.replica_id, is_thread=self.libraries.has_threads)
             seat.status = "runs"
             seat.worker.begin(seat.work)
-            if seat.status == "raised":
+            if seat.status == "raised" or self.failure is not None:
                 return  # a replica that has not started is not started
+
+    def _resume(self, waiting: Sequence[Seat], answers: list[Any]) -> None:
+        answers.reverse()
+        for seat in waiting:
+            # Popped: what is kept here would live until the next call is done.
+            seat.worker.resume(answers.pop())
+            if self.failure is not None:
+                return  # the next one may wait for what this one holds
 
     def _perform(self, calls: list[Call]) -> list[Any]:
         failed = [call for call in calls if call.error is not None]

@@ -278,13 +278,20 @@ class Seat:
             self.refuse(run.doom)
         if call.error is not None and call.is_told:
             raise call.error
-        if call.site.solver and not run.is_alone and not run.libraries.has_threads:
+        solver = call.site.solver
+        if solver and not run.is_alone and (solver.holds_lock or not run.libraries.has_threads):
+            why = (
+                "holds a lock while it calls back, for which the other replicas of this rank would"
+                " wait for ever. Host"
+                if solver.holds_lock
+                else "keeps its state for the thread while it calls back, and replicas of this rank"
+                " share a thread: each would go on with that of another one. Make the strategy with"
+                " replica_threads=True (or set MPI_REPLICA_THREADS=1), or host"
+            )
             # For the hub, which ends the run with it: scipy makes others of what is raised there.
             run.failure = ContextError(
-                f"{call.kind} was called inside of {call.site.solver}, which keeps its state for"
-                " the thread while it calls back, and replicas of this rank share a thread: each"
-                " would go on with that of another one. Make the strategy with replica_threads=True"
-                " (or set MPI_REPLICA_THREADS=1), or host one replica on each rank."
+                f"{call.kind} was called inside of scipy.{solver.name}, which {why} one replica on"
+                " each rank."
             )
         if run.takes_turns:
             self._end_turn()

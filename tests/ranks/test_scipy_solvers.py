@@ -60,6 +60,15 @@ def fsolve(rate, call):
     return np.exp(-2 * optimize.fsolve(lambda p: differences(p)[[0, -1]], [2.0, 1.0])[1])
 
 
+def cobyqa(rate, call):
+    def square(p):
+        call()
+        return (p[0] - rate) ** 2
+
+    found = optimize.minimize(square, [1.0], method="COBYQA", options={"maxfev": 40})
+    return np.exp(-2 * found.x[0])
+
+
 KEEP_STATE = {
     "odeint": odeint,
     "lsoda": of_ode("lsoda"),
@@ -118,6 +127,18 @@ def test_in_threads_of_their_own_they_are(solver):
     with mr.MPIStrategy(MPI.COMM_SELF, num_replicas=3, replica_threads=True) as alone:
         found = solved(alone, solve)
         np.testing.assert_allclose(found, expected(alone), rtol=1e-4)
+
+
+@pytest.mark.parametrize("replica_threads", [False, True], ids=["greenlets", "threads"])
+def test_replicas_of_a_rank_are_not_in_a_solver_that_holds_a_lock(replica_threads):
+    """They would wait for it for ever, in threads, too; on ranks of one replica it is right."""
+    with mr.MPIStrategy(replica_threads=replica_threads) as of_ranks:
+        found = solved(of_ranks, cobyqa)
+        np.testing.assert_allclose(found, expected(of_ranks), rtol=1e-3)
+    with mr.MPIStrategy(MPI.COMM_SELF, num_replicas=2, replica_threads=replica_threads) as alone:
+        with pytest.raises(mr.errors.ContextError, match="holds a lock while it calls back"):
+            solved(alone, cobyqa)
+        check_works(alone)
 
 
 @pytest.mark.parametrize("solver", OTHERS)

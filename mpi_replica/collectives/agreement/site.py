@@ -20,7 +20,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
 from ...core.imported_libraries import is_made_by_dynamo
-from ...core.scipy_solvers import solver_of
+from ...core.scipy_solvers import Solver, solver_of
 from ...core.tracebacks import is_of_library, is_of_package
 
 _CACHE = dis.opmap["CACHE"]
@@ -48,8 +48,8 @@ class CallSite(NamedTuple):
     lines: tuple[str, ...]
     #: The column of each, for two calls on one line.
     columns: tuple[int, ...]
-    #: The solver of scipy that has called back, which several replicas of a thread can't be in.
-    solver: str = ""
+    #: The solver of scipy that has called back, which several replicas can't be in.
+    solver: Solver | None = None
 
     @property
     def line(self) -> str:
@@ -192,7 +192,7 @@ def _learn_site(memory: _Memory, key: tuple[int, ...]) -> CallSite:
         digest.update(place.name)
         places.append(place)
     lines = tuple(place.line for place in places)
-    solver = next((place.solver for place in places if place.solver), "")
+    solver = next((place.solver for place in places if place.solver), None)
     site = CallSite(digest.digest(), lines, tuple(place.column for place in places), solver)
     memory.sites[key] = site
     if len(memory.kept) + len(memory.sites) > _MOST_CODES:
@@ -207,7 +207,7 @@ class _Place(NamedTuple):
     line: str
     column: int
     #: As `CallSite` has it.
-    solver: str = ""
+    solver: Solver | None = None
 
 
 def _place(code: CodeType, offset: int) -> _Place:

@@ -16,7 +16,6 @@ import numpy as np
 from ...checkpoint.comparison import Comparison, variables_in
 from ...checkpoint.decoder import replicas_name
 from ...checkpoint.encoder import Encoder
-from ...checkpoint.files import Extent
 from ...checkpoint.index import ArrayRecord, Index
 from ...collectives.strategy_base import StrategyBase
 from ...core.abstract_variable import AbstractVariable
@@ -34,7 +33,6 @@ from .value_kinds import ValueKind, kinds_for_another_rank, kinds_of, of_kinds
 
 # What stands for the values of all variables: no object can have this name.
 _VARIABLES = "the strategy's variables"
-_NO_FILE = Extent(0, 0, 0)
 
 
 class SharedPart(NamedTuple):
@@ -246,7 +244,7 @@ def put_back(
     # First: an object may look at variables where it gets its state.
     index = Index(
         {_VARIABLES: of_variables, **{n: s for n, s in shared.state.items() if n != _VARIABLES}},
-        {name: ArrayRecord(a.dtype, a.shape, "", _NO_FILE) for name, a in arrays.items()},
+        {name: ArrayRecord.of(array) for name, array in arrays.items()},
         engine.layout.num_replicas,
         [],
         of_replicas,
