@@ -388,25 +388,28 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack_and_the_job_ends(
     assert "test_never_runs" not in told
 
 
-BUSY = {
-    "test_busy.py": """
+BUSY = """
     import threading
 
-    def test_busy(strategy, monkeypatch):
+    @pytest.fixture
+    def own():
+        with mr.MPIStrategy() as strategy:
+            yield strategy
+
+    def test_busy(WHOSE, monkeypatch):
         monkeypatch.setattr("time.monotonic", lambda: 1000.0)  # as for the code under test
         if rank == 1:
             threading.Event().wait()
-        strategy.barrier()
-    """
-}
+        WHOSE.barrier()
+"""
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_rank_that_never_comes_to_a_call_of_the_strategy_is_named_and_the_job_ends(
-    library, launch, tmp_path
+@pytest.mark.parametrize(("library", "whose"), on(("openmpi", "own"), ("mpich", "strategy")))
+def test_a_rank_that_never_comes_to_a_call_of_a_strategy_is_named_and_the_job_ends(
+    library, whose, launch, tmp_path
 ):
     """All others wait in that call: none is at the end of the test."""
-    done = launch(library, 3, BUSY)
+    done = launch(library, 3, {"test_busy.py": BUSY.replace("WHOSE", whose)})
     assert done.returncode != 0
     text = outcomes(tmp_path)["test_busy"][1]
     assert "CollectiveTimeoutError" in text
@@ -553,10 +556,16 @@ INTERRUPTED = {
     def test_fails():
         assert rank == 0, "seen before"
 
-    def test_interrupted(strategy):
+    @pytest.fixture(scope="module")
+    def shared():
+        with mr.MPIStrategy() as strategy:
+            yield strategy
+            strategy.barrier()
+
+    def test_interrupted(shared):
         if rank == 1:
             raise KeyboardInterrupt
-        check(strategy)
+        check(shared)
 
     def test_never_runs(strategy):
         check(strategy)
@@ -667,6 +676,7 @@ def test_an_interrupt_on_one_rank_ends_the_session_of_all_with_their_report(
     assert "rank 1 ended the session: KeyboardInterrupt" in done.stdout, told
     assert "the others stop at test_interrupted.py::test_interrupted (call)" in done.stdout
     assert "AssertionError: seen before" in outcomes(tmp_path)["test_fails"][1]
+    assert "fixtures at the end: RankLostError: this strategy was given up in" in done.stdout
     assert "test_never_runs" not in told
 
 

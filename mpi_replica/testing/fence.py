@@ -125,7 +125,7 @@ class Fence:
         RanksMissingError
             On rank 0, once: it is alone from then on, and meets nobody else.
         KeyboardInterrupt
-            Here: it came during the meeting.
+            Here: it came during the meeting, and not at the end of the session.
         """
         if getpid() != self._process:
             self._end_child(arrival)
@@ -137,7 +137,7 @@ class Fence:
                 arrivals = self._meet(arrival)
         finally:
             gate.open()
-        if gate.take():
+        if gate.take() and not arrival.stage:  # at the end there is no test that it could stop
             raise KeyboardInterrupt
         return arrivals
 

@@ -303,8 +303,22 @@ class RankFence:
             for remark in self._remarks:
                 terminalreporter.line(remark)
 
-    @pytest.hookimpl(tryfirst=True)  # before the fixtures that are left are torn down
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    # Before the fixtures that are left are torn down, and within what reports then.
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(
+        self, session: pytest.Session, exitstatus: int
+    ) -> Generator[None, object, object]:
+        self._meet_before_last_teardown(session, exitstatus)
+        try:
+            return (yield)
+        except Exception as error:
+            if not self._reason and not self._remarks:
+                raise
+            # Their strategies are given up where ranks are apart: the report comes all the same.
+            self._remarks.append(f"fixtures at the end: {type(error).__name__}: {error}")
+            return None
+
+    def _meet_before_last_teardown(self, session: pytest.Session, exitstatus: int) -> None:
         self._fence.do("the end of the session")
         mine = Arrival(
             "the end of the session",
