@@ -44,9 +44,6 @@ _THREADS = "MPI_REPLICA_THREADS"
 _MOST_REPLICAS = 1 << 20
 _log = logging.getLogger("mpi_replica")
 
-#: Of strategies of this process, where the program gives none of its own.
-default_options = CommunicationOptions()
-
 
 class _Proposal(NamedTuple):
     """What a rank wants of the strategy, as it tells the others."""
@@ -304,7 +301,7 @@ def _is_on(variable: str) -> bool:
 
 def _merged(options: CommunicationOptions | None) -> CommunicationOptions:
     """Returns the options of the strategy."""
-    merged = default_options.merge(options)
+    merged = CommunicationOptions().merge(options)
     if merged.name is not None:
         raise ValueError(
             f"communication_options of a strategy have name={merged.name!r}: it would replace"

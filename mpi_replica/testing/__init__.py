@@ -22,13 +22,12 @@ why.
 
 A rank that waits in a collective call of a strategy, which a rank with a failure does not make,
 gets a `RankLostError`; one that waits for a rank which is busy elsewhere gets a
-`CollectiveTimeoutError`, after the time that is said below, or the one that the program gives the
-strategy as ``timeout_seconds``. A rank that waits elsewhere, for
-instance in a raw MPI call, can't be called back: after the time ``MPI_REPLICA_TEST_FENCE``
-(seconds, 30 by default) the others say who is missing and where it is, report, and end the job. So
-no rank may need that much longer for a part of a test than another; after half of that time the
-others give up all strategies. Where all ranks wait elsewhere nobody is left to tell:
-``faulthandler_timeout`` of pytest shows their stacks.
+`CollectiveTimeoutError`, after the time that is said below, or after the ``timeout_seconds`` of its
+strategy. A rank that waits elsewhere, for instance in a raw MPI call, can't be called back: after
+the time ``MPI_REPLICA_TEST_FENCE`` (seconds, 30 by default) the others say who is missing and where
+it is, report, and end the job. So no rank may need that much longer for a part of a test than
+another; after half of that time the others give up all strategies. Where all ranks wait elsewhere
+nobody is left to tell: ``faulthandler_timeout`` of pytest shows their stacks.
 
 Fixtures
 --------
@@ -65,7 +64,6 @@ from ..core.exceptions import LaunchError
 from ..core.options import CommunicationOptions
 from ..ranks.launch import launcher_variable, open_transport
 from ..ranks.transport import Transport
-from ..strategy import start
 from ..strategy.mpi_strategy import MPIStrategy
 from .fence import Fence
 from .plugin import BODY_PASSED, RankFence, quieten
@@ -90,8 +88,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if transport.size == 1:
         transport.close()
         return
-    if not math.isinf(limit_seconds):
-        start.default_options = CommunicationOptions(timeout_seconds=limit_seconds)
     if transport.rank > 0:
         quieten(config, transport.rank)
     config.pluginmanager.register(RankFence(Fence(transport, limit_seconds)), _FENCE)
@@ -150,7 +146,12 @@ def strategy(
     fence = request.config.pluginmanager.get_plugin(_FENCE)
     if fence is not None:
         fence.come_to_strategy(request.node)  # to make one is collective
-    strategy = MPIStrategy(**getattr(request, "param", {}))
+    parameters = dict(getattr(request, "param", {}))
+    if fence is not None and not math.isinf(fence.limit_seconds):
+        limit = CommunicationOptions(timeout_seconds=fence.limit_seconds)
+        given = parameters.get("communication_options")
+        parameters["communication_options"] = limit if given is None else limit.merge(given)
+    strategy = MPIStrategy(**parameters)
     yield strategy
     if passed_everywhere():
         strategy.close()  # collective

@@ -101,6 +101,9 @@ class Fence:
         self._watch = StrategyWatch(
             transport, layout, lambda: thread, lambda: ((), ""), lambda _: None, self._place
         )
+        if not math.isinf(limit_seconds):  # for the strategies of tests
+            StrategyWatch.timeout_seconds = limit_seconds
+        self._watch.timeout_seconds = None
         self.do("the start")
         watcher.add(self._watch, transport.hosts[self.rank])
         gate.install(transport.abort)

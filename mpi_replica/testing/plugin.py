@@ -29,6 +29,7 @@ from .arrivals import (
 )
 from .fence import Fence, RanksMissingError
 from .recorded_warnings import RecordedWarning, warnings_of_others
+from .report_texts import captured, reason_of, summary_of, text_of
 
 #: Of a test: whether its body passed, on every rank.
 BODY_PASSED = pytest.StashKey[bool]()
@@ -117,9 +118,9 @@ class RankFence:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._collection_errors[report.nodeid] = report.longreprtext, _summary_of(report)
+            self._collection_errors[report.nodeid] = report.longreprtext, summary_of(report)
         elif report.skipped:
-            reason = _reason_of(report)[1].removeprefix("Skipped: ")
+            reason = reason_of(report)[1].removeprefix("Skipped: ")
             self._skipped_modules.append(f"{report.nodeid}: {reason}")
 
     @pytest.hookimpl(trylast=True)  # after plugins that deselect or reorder
@@ -201,7 +202,7 @@ class RankFence:
         report = yield
         if self._part:  # of a subtest: the ranks need not have the same ones
             if report.failed:
-                self._failed_subtests.append(_text_of(report))
+                self._failed_subtests.append(text_of(report))
             return report
         place = f"{item.nodeid} ({call.when})"
         try:
@@ -246,13 +247,13 @@ class RankFence:
         if kind == XFAILED:
             text = summary = report.wasxfail
         elif report.failed:
-            text = _text_of(report) if self._fence.rank else report.longreprtext
-            summary = _summary_of(report)
+            text = text_of(report) if self._fence.rank else report.longreprtext
+            summary = summary_of(report)
         elif self._failed_subtests:  # also where the part skips behind them
             kind, text = FAILED, "\n\n".join(self._failed_subtests)
             summary = f"failed subtests: {len(self._failed_subtests)}"
         elif report.skipped:
-            text, summary = _reason_of(report)
+            text, summary = reason_of(report)
         return Arrival(place, kind, text, summary, waited_at(error) if kind == STOPPED else "")
 
     def _apply(self, arrivals: Sequence[Arrival], report: pytest.TestReport) -> None:
@@ -280,9 +281,9 @@ class RankFence:
         mine = arrivals[self._fence.rank]
         if all(arrival.kind == FAILED for arrival in arrivals):
             return [""] * len(arrivals)
-        captured = "" if mine.kind == FAILED else _captured(report).strip()
+        output = "" if mine.kind == FAILED else captured(report).strip()
         place = f"what was captured in {mine.place}"
-        return [other.detail for other in self._meet(Arrival(place, detail=captured))]
+        return [other.detail for other in self._meet(Arrival(place, detail=output))]
 
     # The end
 
@@ -389,31 +390,6 @@ def _set_failed(report: pytest.TestReport, longrepr: Any) -> None:
     report.outcome = "failed"
     report.longrepr = longrepr
     report.__dict__.pop("wasxfail", None)
-
-
-def _text_of(report: pytest.TestReport) -> str:
-    """Returns the traceback and what was captured."""
-    return report.longreprtext + _captured(report)
-
-
-def _captured(report: pytest.TestReport) -> str:
-    return "".join([f"\n--- {name}\n{content}" for name, content in report.sections])
-
-
-def _summary_of(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Returns the error in one line."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is not None:
-        return str(crash.message).partition("\n")[0]
-    return report.longreprtext.strip().rpartition("\n")[2].removeprefix("E").lstrip()
-
-
-def _reason_of(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str]:
-    """Returns why a test or a module was skipped, with the line and without."""
-    if not isinstance(report.longrepr, tuple):
-        return report.longreprtext, report.longreprtext
-    path, line, reason = report.longrepr
-    return f"{path}:{line}: {reason}", reason
 
 
 def _different_tests(lists: Sequence[list[str]], skipped: Sequence[list[str]]) -> str:

@@ -118,7 +118,14 @@ class StrategyWatch:
         Called, in any thread, with an error that makes the strategy unusable.
     place : callable, optional
         Gives the place of that thread. Default: that of its stack.
+
+    Attributes
+    ----------
+    timeout_seconds : float or None
+        The limit of waits in calls that have none of their own; set for all, or for one.
     """
+
+    timeout_seconds: float | None = None
 
     def __init__(
         self,
@@ -294,7 +301,9 @@ class StrategyWatch:
     def _ask_if_due(self, now: float) -> None:
         waited = now - self._since - head_start_seconds(self.layout.rank)
         mailbox = self._mailbox
-        timeout = None if self._transport.loss is not None else self.recorder.timeout_seconds
+        timeout = self.recorder.timeout_seconds or self.timeout_seconds
+        if self._transport.loss is not None:
+            timeout = None
         # Without a mailbox the rank itself ends a wait in time.
         is_timeout = timeout is not None and waited >= timeout and mailbox is not None
         is_due = is_timeout or waited >= self._stall_seconds * 2**self._reports
@@ -325,7 +334,7 @@ class StrategyWatch:
         waited, lost = now - self._since, self._transport.failed_ranks()
         processes = self._processes._replace(lost=lost)
         if inquiry.is_timeout:
-            waited = self.recorder.timeout_seconds or waited
+            waited = self.recorder.timeout_seconds or self.timeout_seconds or waited
             processes = processes._replace(can_be_lost=False)  # this strategy goes on no more
         text = stall_report(
             self.call(), waited, self._step, inquiry.answers, self.layout, processes
