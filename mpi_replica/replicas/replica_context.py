@@ -274,9 +274,10 @@ class ReplicaContext(Replica):
         object
             What `merge_fn` returned; of each PerReplica in it, this replica's component. An
             argument that it returns unchanged is the replica's own, with its graph (a view of one
-            may be of a copy); arrays and `IndexedSlices` that are, or were given to, another
-            replica's are copied. Any other object, also an array of JAX, is one for all replicas of
-            a rank: a replica copies what it changes, or donates to a function of JAX.
+            may be of a copy). All other arrays of numpy come in C order: those in another one are
+            copied, and so are arrays and `IndexedSlices` that are, or were given to, another
+            replica's. Any other object, also an array of JAX, is one for all replicas of a rank: a
+            replica copies what it changes, or donates to a function of JAX.
 
         Raises
         ------
