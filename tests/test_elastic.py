@@ -287,6 +287,34 @@ def test_objects_are_changed_and_not_replaced(strategy):
     assert (array.tolist(), inner, items) == ([0, 1, 2, 3], {"x": 1}, [1, 2])
 
 
+#: Arrays of the shape (3, 4) of a program when it goes back; and whether it keeps them where the
+#: commit had one in C's order, and one in Fortran's.
+IN_MEMORY = {
+    "C": (lambda: np.zeros((3, 4)), True, False),
+    "F": (lambda: np.zeros((3, 4), order="F"), False, True),
+    "with gaps": (lambda: np.zeros((4, 9)).T[:3], True, True),
+    "gone": (lambda: None, False, False),
+}
+
+
+@pytest.mark.parametrize("is_spare", [False, True])
+@pytest.mark.parametrize("kind", IN_MEMORY)
+def test_an_array_that_goes_back_lies_in_memory_as_that_of_the_commit(strategy, kind, is_spare):
+    """Where the program has one in another order, as a spare may, it is made anew."""
+    committed = np.arange(12.0).reshape(3, 4)
+    objects = {"c": committed, "f": np.asfortranarray(committed)}
+    part = take(strategy, objects).shared
+    if is_spare:
+        part = pickle.loads(pickle.dumps(part.for_another_rank(), 5))
+    make, keeps_c, keeps_f = IN_MEMORY[kind]
+    here = {"c": make(), "f": make()}
+    found = put_back(strategy, {**here}, part, {})
+    assert [found[name] is here[name] for name in "cf"] == [keeps_c, keeps_f]
+    for name, one in found.items():
+        np.testing.assert_array_equal(one, committed)
+        assert one.flags.fnc == (name == "f" and kind != "with gaps")
+
+
 def test_objects_that_became_one_since_the_commit_are_two_again(strategy):
     objects = {"cur": np.ones(2), "prev": np.zeros(2), "window": [np.zeros(1), np.ones(1)]}
     objects |= {

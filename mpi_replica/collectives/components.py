@@ -15,7 +15,7 @@ from ..core import nest
 from ..core.array_libraries import (
     Origin,
     as_constants,
-    copied_in_c_order,
+    copied,
     dtype_of,
     from_numpy,
     is_in_c_order,
@@ -136,7 +136,7 @@ def with_all_components(engine: Engine, value: Any) -> Any:
         ]
         for i, one in zip(ids, column, strict=True):
             is_moved = is_strided(one) and not is_in_c_order(one)
-            components[i] = copied_in_c_order(one) if is_moved else one
+            components[i] = copied(one, "C") if is_moved else one
         leaves[place] = PerReplica(components)
     return nest.unflatten(structure, leaves)
 

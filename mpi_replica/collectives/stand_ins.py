@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from ..core.array_libraries import (
-    copied_in_c_order,
+    copied,
     copy_of,
     dtype_of,
     is_in_c_order,
@@ -50,7 +50,7 @@ class StandIn(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        copy = copied_in_c_order(value)
+        copy = copied(value, "C")
         return cls(value, copy, bytes_of(copy).copy())
 
     def writes(self) -> _Writes | None:
@@ -83,7 +83,7 @@ class StandIn(NamedTuple):
     def of_replica(self, given: Any) -> Any:
         """Returns `given`, which the replica has given, in new memory with what it holds now."""
         if given is self.original:
-            return copied_in_c_order(given)
+            return copied(given, "K")
         copy = copy_of(given)  # with its graph, in which the numbers are not
         written(values_of(copy), np.array(to_numpy(self.original)))
         return copy

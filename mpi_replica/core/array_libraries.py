@@ -10,7 +10,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -262,15 +262,19 @@ def is_in_c_order(array: Any) -> bool:
     return array.is_contiguous() and not (array.is_conj() or array.is_neg())
 
 
-def copied_in_c_order(array: Any) -> Any:
-    """Returns a copy of an array that `is_strided`, which can be written where that can."""
+def copied(array: Any, order: Literal["C", "K"]) -> Any:
+    """Returns a copy of an array that `is_strided`, which can be written where that can.
+
+    It lies in memory in C order, or, by "K" and but for gaps, as the array does.
+    """
     if isinstance(array, np.ndarray):
-        copy = array.copy()
+        copy = array.copy(order)
         copy.flags.writeable = array.flags.writeable
         return copy
+    torch = sys.modules["torch"]
     plain = array.detach().resolve_conj().resolve_neg()
-    copy = plain.clone(memory_format=sys.modules["torch"].contiguous_format)
-    return copy.requires_grad_(array.requires_grad)
+    formats = {"C": torch.contiguous_format, "K": torch.preserve_format}
+    return plain.clone(memory_format=formats[order]).requires_grad_(array.requires_grad)
 
 
 def mean_of(losses: Any, weights: Any, count: float) -> Any:

@@ -55,6 +55,28 @@ def test_what_was_saved_is_restored_on_any_number_of_ranks_and_replicas(strategy
     assert content(again) == wanted
 
 
+def test_arrays_that_are_made_anew_lie_in_memory_as_those_that_were_saved(strategy, world, path):
+    """As the bits of a sum follow from that, on any number of ranks."""
+    table = np.arange(12.0).reshape(3, 4)
+    arrays = {
+        "c": table,
+        "f": np.asfortranarray(table),
+        "with gaps": np.repeat(table, 2, 1)[:, ::2],
+    }
+    save(strategy, path, of_object=Stateful(**arrays), read_only=mr.Mirrored(arrays["f"]))
+
+    def check(other):
+        locked = np.zeros((3, 4))
+        locked.flags.writeable = False
+        checkpoint = restored(other, path, of_object=Stateful(), read_only=mr.Mirrored(locked))
+        found = {**checkpoint.of_object.state, "read-only": checkpoint.read_only.value}
+        assert [name for name, one in found.items() if one.flags.fnc] == ["f", "read-only"]
+        for one in found.values():
+            np.testing.assert_array_equal(one, table)
+
+    on_other_layouts(world, check)
+
+
 HELD = {
     "the iterator": lambda dataset, iterator: {"iterator": iterator},
     "the dataset first": lambda dataset, iterator: {"dataset": dataset, "iterator": iterator},

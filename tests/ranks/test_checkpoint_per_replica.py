@@ -19,6 +19,7 @@ def own_value(i):
         "rows": np.full((i, 3), i, ml_dtypes.bfloat16),
         "plain": [i, f"replica {i}", None, i + 0.5, np.float32(i), (b"bytes", 3j)],
         "empty": np.empty((0, 2)),
+        "turned": np.arange(6.0 + 3 * i).reshape(-1, 3).T,
         "mirrored": [mr.Mirrored(np.arange(i)), mr.Mirrored(np.float32(i)), mr.Mirrored((i, "x"))],
     }
 
@@ -44,6 +45,8 @@ def check_restored(strategy, path):
         assert component["rows"].dtype == ml_dtypes.bfloat16
         np.testing.assert_array_equal(component["rows"], wanted["rows"])
         assert component["empty"].shape == (0, 2)
+        np.testing.assert_array_equal(component["turned"], wanted["turned"])
+        assert component["turned"].flags.fnc
         for kind in ("plain", "mirrored"):
             assert repr(component[kind]) == repr(wanted[kind])
 

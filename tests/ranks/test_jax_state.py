@@ -8,6 +8,7 @@ import pytest
 
 import mpi_replica as mr
 from everywhere import raises_everywhere
+from mpi_replica.strategy.elastic.snapshot import put_back, take
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 optax = pytest.importorskip("optax", reason="optax is not installed")
@@ -131,11 +132,38 @@ def test_what_a_compiled_step_gives_is_on_no_device_for_good(strategy):
     assert [float(array[0]) for array in results] == [strategy.num_replicas_in_sync] * len(results)
 
 
-def test_a_committed_number_gives_way_to_other_dtypes_on_every_layout(strategy):
-    """As a number of Python, which it was made of."""
-    committed = jax.device_put(jnp.asarray(2.0), jax.local_devices()[-1])
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize("device", [0, -1])
+def test_a_committed_weak_array_gives_way_to_other_dtypes_on_every_layout(strategy, shape, device):
+    """As the number of Python, which it was made of."""
+    committed = jax.device_put(jnp.full(shape, 0.1), jax.local_devices()[device])
     found = strategy.run(lambda x: str((x * jnp.ones(2, jnp.bfloat16)).dtype), args=(committed,))
     assert set(strategy.experimental_local_results(found)) == {"bfloat16"}
+
+
+WEAK = {"number": lambda x: jnp.sin(x), "array": lambda x: jnp.full(2, x)}
+
+
+@pytest.mark.parametrize("kind", WEAK)
+def test_a_checkpoint_gives_weak_arrays_back_as_weak_ones(strategy, kind, path):
+    saved = WEAK[kind](0.3)
+    file = mr.Checkpoint(strategy, x=[saved], optimizer={"rate": saved}).save(path)
+    other = WEAK[kind](0.7)
+    checkpoint = mr.Checkpoint(strategy, x=[other], optimizer={"rate": other})
+    checkpoint.restore(file)
+    for found in (checkpoint.x[0], checkpoint.optimizer["rate"]):
+        np.testing.assert_array_equal(found, saved)
+        assert (found * jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("kind", WEAK)
+def test_weak_arrays_go_back_to_a_commit_as_weak_ones(strategy, kind):
+    committed = WEAK[kind](0.3)
+    snapshot = take(strategy, {"nest": [committed]})
+    here = {"nest": [WEAK[kind](0.7)]}
+    (found,) = put_back(strategy, here, snapshot.shared, snapshot.own)["nest"]
+    np.testing.assert_array_equal(found, committed)
+    assert (found * jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_a_merge_fn_has_the_options_of_the_step(strategy):

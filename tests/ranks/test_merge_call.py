@@ -5,6 +5,7 @@ import dataclasses
 import fractions
 import functools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -30,6 +31,18 @@ class Record:
 
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
+
+
+#: The dtypes of ml_dtypes. Some have the same text as another one: "<f1".
+NARROW = [
+    found
+    for found in vars(ml_dtypes).values()
+    if isinstance(found, type) and issubclass(found, np.generic)
+]
+
+
+def unaligned(array):
+    return np.frombuffer(b"x" + array.tobytes(), array.dtype, offset=1).reshape(array.shape)
 
 
 def mine():
@@ -125,6 +138,28 @@ def test_merge_fn_sees_the_arrays_of_all_replicas(strategy, make, size):
         return len(value.values)
 
     assert set(merged(strategy, merge_fn, lambda i: (make(i, size),))) == {count}
+
+
+@pytest.mark.parametrize("size", [3, 200_000])
+def test_merge_fn_sees_arrays_of_every_dtype_of_ml_dtypes(strategy, size):
+    def make(i):
+        return [((np.arange(size) + i) % 3 + 1).astype(dtype) for dtype in NARROW]
+
+    expected = [make(i) for i in range(strategy.num_replicas_in_sync)]
+
+    def merge_fn(strategy, given):
+        for leaf, *of_replicas in zip(given, *expected, strict=True):
+            for part, wanted in zip(leaf.values, of_replicas, strict=True):
+                assert part.dtype == wanted.dtype
+                assert part.tobytes() == wanted.tobytes()
+        return given
+
+    for i, found in zip(
+        strategy.local_replica_ids, merged(strategy, merge_fn, lambda i: (make(i),)), strict=True
+    ):
+        for part, wanted in zip(found, expected[i], strict=True):
+            assert part.dtype == wanted.dtype
+            assert part.tobytes() == wanted.tobytes()
 
 
 def test_nests_keep_their_containers(strategy):
@@ -324,7 +359,8 @@ def test_of_what_was_made_outside_a_rank_keeps_its_own(strategy, make):
 
 
 @pytest.mark.parametrize(
-    "of", [lambda table: table[:, ::3], lambda table: table.T, lambda table: table.T[::2]]
+    "of",
+    [lambda table: table[:, ::3], lambda table: table.T, lambda table: table.T[::2], unaligned],
 )
 def test_sums_of_what_was_made_outside_have_the_same_bits_on_all_ranks(strategy, of):
     needs_two_replicas(strategy)
@@ -334,9 +370,37 @@ def test_sums_of_what_was_made_outside_have_the_same_bits_on_all_ranks(strategy,
     def sums(strategy):
         return [float(one.sum()) for one in strategy.experimental_local_results(outside)]
 
-    expected = float(np.ascontiguousarray(of(table)).sum())
+    expected = float(np.array(of(table), order="C").sum())
     for found in merged(strategy, sums):
         assert found == [expected] * strategy.num_replicas_in_sync
+
+
+def columns_of_a_file(path, i):
+    """Of which each replica has another part, and a file of its own."""
+    file = f"{path}.{i}"
+    np.random.default_rng(i).normal(size=(1000, 100)).astype("f4").tofile(file)
+    return np.memmap(file, "f4", "r", shape=(1000, 100))[:, i : i + 50]
+
+
+def unaligned_numbers(path, i):
+    return unaligned(np.random.default_rng(i).normal(size=100_000).astype("f4"))
+
+
+@pytest.mark.parametrize("make", [unaligned_numbers, columns_of_a_file])
+def test_sums_in_merge_fn_have_the_bits_of_those_of_a_copy_that_is_aligned_and_in_c_order(
+    strategy, make, path
+):
+    given = {i: make(path, i) for i in strategy.local_replica_ids}
+    own = [float(np.array(one, order="C", subok=False).sum()) for one in given.values()]
+    expected = [total for of_rank in gathered(own) for total in of_rank]
+
+    def sums(strategy, x):
+        return x, [float(part.sum()) for part in strategy.experimental_local_results(x)]
+
+    found = merged(strategy, sums, lambda i: (given[i],))
+    for i, (same, of_all) in zip(strategy.local_replica_ids, found, strict=True):
+        assert of_all == expected
+        assert same is given[i]
 
 
 @pytest.mark.parametrize("is_locked", [False, True])

@@ -317,6 +317,62 @@ def test_what_a_merge_fn_has_written_before_it_fails_is_the_replicas(any_strateg
         np.testing.assert_array_equal(array, [[i + 1] * 2, [0, 0], [0, 0]])
 
 
+def unaligned(array):
+    return np.frombuffer(bytearray(b"x" + array.tobytes()), offset=1).reshape(array.shape)
+
+
+#: What a merge_fn may make for all replicas of a total that it may also assign to a variable.
+MADE_FOR_ALL = {
+    "turned": lambda total, weights: total.T,
+    "every other column": lambda total, weights: total[:, ::2],
+    "Fortran": lambda total, weights: np.asfortranarray(total),
+    "unaligned": lambda total, weights: unaligned(total),
+    "value of a variable": lambda total, weights: weights.assign(total).value().T,
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", MADE_FOR_ALL)
+def test_what_a_merge_fn_makes_for_all_is_aligned_and_in_c_order_at_each_replica(
+    any_strategy, kind, size
+):
+    with any_strategy.scope():
+        weights = mr.Variable(np.zeros((size, 3)))
+
+    def merge_fn(strategy, x):
+        made = MADE_FOR_ALL[kind](strategy.reduce("SUM", x, axis=None), weights)
+        return made, {"again": [made]}
+
+    def step():
+        context = mr.get_replica_context()
+        mine = np.arange(3.0 * size).reshape(size, 3) + context.replica_id_in_sync_group
+        found, nest = context.merge_call(merge_fn, args=(mine,))
+        flags = found.flags
+        is_one = nest["again"][0] is found
+        return found, [flags.c_contiguous, flags.aligned, is_one, flags.writeable]
+
+    ids = range(any_strategy.num_replicas_in_sync)
+    total = sum([np.arange(3.0 * size).reshape(size, 3) + i for i in ids])
+    arrays, flags = map(any_strategy.experimental_local_results, any_strategy.run(step))
+    expected = MADE_FOR_ALL[kind](total, weights)
+    for array, of_array in zip(arrays, flags, strict=True):
+        np.testing.assert_array_equal(array, expected)
+        assert of_array == [True, True, True, kind != "value of a variable"]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_what_comes_back_as_it_was_given_lies_in_memory_as_it_was(any_strategy, order):
+    """Also the copies of what the replicas of a rank give as one object."""
+    table = np.ones((3, 2), order=order)
+    own = {i: np.full((3, 2), i, order=order) for i in local_ids(any_strategy)}
+    found = merged(any_strategy, lambda strategy, *given: given, lambda i: (own[i], table))
+    for i, (mine, same) in zip(local_ids(any_strategy), found, strict=True):
+        assert mine is own[i]
+        assert same is table or len(own) > 1
+        np.testing.assert_array_equal(same, table)
+        assert same.flags.fnc == (order == "F")
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_array_that_all_replicas_of_a_rank_give_comes_back_as_each_has_it(
@@ -336,6 +392,7 @@ def test_an_array_that_all_replicas_of_a_rank_give_comes_back_as_each_has_it(
         assert seen == [2.0 * (j + 1) if times == 1 else 0 for j in range(count)]
         for one in mine:  # the second one is the first one, as where a rank has one replica
             np.testing.assert_array_equal(one, [[i + 1] * 2, [0, 0], [0, 0]])
+            assert one.flags.fnc == (order == "F")
 
 
 def test_an_array_that_others_have_given_before_is_separated_too(strategy):
