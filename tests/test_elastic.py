@@ -315,6 +315,19 @@ def test_an_array_that_goes_back_lies_in_memory_as_that_of_the_commit(strategy, 
         assert one.flags.fnc == (name == "f" and kind != "with gaps")
 
 
+def test_an_array_that_changed_its_order_between_commits_stays_the_programs_own(strategy):
+    """The copy of the commit before the last one, which is written again, has the other order."""
+    objects = {"x": np.zeros((2, 3))}
+    first = take(strategy, objects)
+    objects["x"] = np.arange(6.0).reshape(3, 2).T
+    take(strategy, objects)
+    snapshot = take(strategy, objects, reuse=first)
+    mine, expected = objects["x"], objects["x"].copy()
+    mine[:] = 0
+    assert go_back(strategy, objects, snapshot)["x"] is mine
+    np.testing.assert_array_equal(mine, expected)
+
+
 def test_objects_that_became_one_since_the_commit_are_two_again(strategy):
     objects = {"cur": np.ones(2), "prev": np.zeros(2), "window": [np.zeros(1), np.ones(1)]}
     objects |= {

@@ -26,9 +26,9 @@ from .files import TAKE_OLDER, Extent, head_of, names_in, read_small
 MOST_BYTES = 1 << 30
 
 _FORMAT = "mpi_replica checkpoint"
-# With 2 came tensors, and the state of objects of replicas; with 3 the order of arrays in memory.
-_VERSION = 3
-_READABLE = (1, 2, _VERSION)
+# With 2 came tensors, and the state of objects of replicas; with 3 arrays in Fortran's order.
+_VERSION_IN_C_ORDER, _VERSION = 2, 3
+_READABLE = (1, _VERSION_IN_C_ORDER, _VERSION)
 SUFFIX = ".index"
 
 # Under this name the index says when it was written: stands so near to its beginning.
@@ -145,12 +145,14 @@ def packed(index: Index, folder: Path) -> bytes:
         Its JSON can't be written.
     """
     arrays = {name: packed_record(record) for name, record in index.arrays.items()}
+    is_in_c_order = all([record.order == "C" for record in index.arrays.values()])
+    version = _VERSION_IN_C_ORDER if is_in_c_order else _VERSION
     indices = [folder / name for name in names_in(folder) if name.endswith(SUFFIX)]
     number = 1 + max(map(_order_among_others, indices), default=0)
     data = json.dumps(
         {
             "format": _FORMAT,
-            "version": _VERSION,
+            "version": version,
             _NUMBER: number,
             "num_replicas": index.num_replicas,
             "of_ranks": index.of_ranks,

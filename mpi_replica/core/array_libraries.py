@@ -142,7 +142,7 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     """Returns leaves of which torch records nothing; and those that it does, by the new ids.
 
     Of JAX's none is weak, since those of other ranks are not, nor are the results of other calls.
-    What lies in a file is an array like others, as it is on other ranks, and by its id, too.
+    Parts of a file, which stand-ins are made of, are arrays like others, and known by their ids.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
         originals[id(constant)] = leaves[index]
         leaves[index] = constant
     for index, leaf in enumerate(leaves):
-        if type(leaf) is np.memmap:
+        if type(leaf) is np.memmap and not is_in_c_order(leaf):
             if not originals:
                 leaves = list(leaves)
             leaves[index] = plain = np.asarray(leaf)
@@ -254,7 +254,7 @@ def is_strided(value: Any) -> bool:
 def is_in_c_order(array: Any) -> bool:
     """Returns whether the elements of an array that `is_strided` lie there in C order, as such.
 
-    And aligned: numpy adds up others in blocks, which gives other bits.
+    Aligned, too: numpy adds up those of others in other portions, so that a sum has other bits.
     """
     if isinstance(array, np.ndarray):
         flags = array.flags

@@ -22,7 +22,6 @@ from ..core.context import State, entered
 from ..core.exceptions import add_note
 from ..core.indexed_slices import IndexedSlices
 from ..core.library_state import forget_casts
-from ..core.object_state import LEAF_TYPES
 from ..core.thread_state import ThreadState
 from ..core.values import DistributedValues, Mirrored, component_of, read_only
 from .memory_of_replicas import MemoryOfReplicas, are_apart, can_be_copied, extents_of
@@ -87,11 +86,9 @@ def call_directly(
         has_failed = False
     finally:
         write_back([stand_ins], has_failed=has_failed)
-    if type(result) in LEAF_TYPES and not isinstance(result, np.ndarray):
+    if not originals:
         return result
-    leaves, structure, _ = nest.flatten_plain(result)
-    returned = _as_given_or_in_c_order(leaves, constants, originals)
-    return result if returned is leaves else nest.unflatten(structure, returned)
+    return nest.map_structure(lambda leaf: originals.get(id(leaf), leaf), result)
 
 
 @boundary
@@ -121,8 +118,8 @@ def unpacked(
     Each replica may write into the arrays that it gets: they must not be those of another one, nor
     what another one has passed to its call; nor parts of each other, which copies would not be.
     What a ``merge_fn`` gives back as it got it is the replica's own argument, or the copy of it
-    that it got where several give one. All other arrays of numpy are in C order, as copies are: the
-    order of additions, and so the bits of a sum, follow from that in memory.
+    that it got where several give one. All other arrays of numpy, but in `IndexedSlices`, are in C
+    order, as copies are: the order of additions, and so the bits of a sum, follow from that.
     """
     if value is None:
         return [None] * len(replica_ids)
@@ -155,18 +152,16 @@ def _of_replica(
     if not is_plain:  # a PerReplica may be one of nests
         components = [component_of(leaf, replica_id, num_replicas) for leaf in leaves]
         leaves, structure = nest.flatten(nest.unflatten(structure, components))
-    return _as_given_or_in_c_order(leaves, call.leaves, call.originals), structure
+    return _as_given_or_in_c_order(leaves, call), structure
 
 
-def _as_given_or_in_c_order(
-    leaves: list[Any], constants: Sequence[Any], originals: Mapping[int, Any]
-) -> list[Any]:
+def _as_given_or_in_c_order(leaves: list[Any], call: MergeCall) -> list[Any]:
     """Returns what a replica has passed as it is, and all other arrays of numpy in C order."""
-    if originals:
-        leaves = [originals.get(id(leaf), leaf) for leaf in leaves]
+    if call.originals:
+        leaves = [call.originals.get(id(leaf), leaf) for leaf in leaves]
     if not any([isinstance(leaf, np.ndarray) and not is_in_c_order(leaf) for leaf in leaves]):
         return leaves
-    known = {id(one): one for one in (*constants, *originals.values())}
+    known = {id(one): one for one in (*call.leaves, *call.originals.values())}
     for leaf in leaves:
         if id(leaf) not in known and isinstance(leaf, np.ndarray) and not is_in_c_order(leaf):
             known[id(leaf)] = _copied(leaf, "C")  # once: what it gets twice is one thing
@@ -228,7 +223,7 @@ def _by_memory(
 def _copied(value: Any, order: Literal["C", "K"] = "K") -> Any:
     """Returns a copy of a value; of one that is read-only, as on ranks of one replica, too.
 
-    An array of numpy keeps its order, as where a replica gets what it has passed itself.
+    An array of numpy's own class keeps its order, but for gaps: a replica may have passed it.
     """
     if isinstance(value, IndexedSlices):
         return value.changed(_copied)

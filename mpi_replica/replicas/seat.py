@@ -25,6 +25,7 @@ from ..core.indexed_slices import IndexedSlices
 from ..core.library_state import forget_casts
 from ..core.options import CommunicationOptions
 from ..core.randomness import put_state, state_of
+from ..core.scipy_solvers import Solver
 from ..core.tracebacks import came_up_in_package, let_go
 from ..ranks.watch import event_log
 from ..ranks.watch.span import span_of_package
@@ -278,21 +279,8 @@ class Seat:
             self.refuse(run.doom)
         if call.error is not None and call.is_told:
             raise call.error
-        solver = call.site.solver
-        if solver and not run.is_alone and (solver.holds_lock or not run.libraries.has_threads):
-            why = (
-                "holds a lock while it calls back, for which the other replicas of this rank would"
-                " wait for ever. Host"
-                if solver.holds_lock
-                else "keeps its state for the thread while it calls back, and replicas of this rank"
-                " share a thread: each would go on with that of another one. Make the strategy with"
-                " replica_threads=True (or set MPI_REPLICA_THREADS=1), or host"
-            )
-            # For the hub, which ends the run with it: scipy makes others of what is raised there.
-            run.failure = ContextError(
-                f"{call.kind} was called inside of scipy.{solver.name}, which {why} one replica on"
-                " each rank."
-            )
+        if call.site.solver is not None:
+            self._refuse_in_solver(call, call.site.solver)
         if run.takes_turns:
             self._end_turn()
         call.replica_ids = self._ids
@@ -312,6 +300,25 @@ class Seat:
                 return result
         return self._wait()
 
+    def _refuse_in_solver(self, call: Call, solver: Solver) -> None:
+        """Ends the run where other replicas of the rank could not be in this solver, too."""
+        run = self.run
+        if run.is_alone or (run.libraries.has_threads and not solver.holds_lock):
+            return
+        why = (
+            "holds a lock while it calls back, for which the other replicas of this rank would wait"
+            " for ever. Host"
+            if solver.holds_lock
+            else "keeps its state for the thread while it calls back, and replicas of this rank"
+            " share a thread: each would go on with that of another one. Make the strategy with"
+            " replica_threads=True (or set MPI_REPLICA_THREADS=1), or host"
+        )
+        # For the hub, which ends the run with it: scipy makes others of what is raised there.
+        run.failure = ContextError(
+            f"{call.kind} was called inside of scipy.{solver.name}, which {why} one replica on each"
+            " rank."
+        )
+
     def meet_elsewhere(self, call: Call) -> Any:
         """As `meet`, in a thread of JAX, while that of this replica waits for what is done there.
 
@@ -326,6 +333,8 @@ class Seat:
         self.call = call
         self.status = "waits"
         if not run.is_alone:
+            if call.site.solver is not None:
+                self._refuse_in_solver(call, call.site.solver)
             return self._wait()
         if call.error is not None:
             raise call.error

@@ -35,7 +35,7 @@ _PATIENCE = 0.5
 _LATE = 0.4
 
 # At the end rank 0 writes its reports while the others wait.
-_END_STAGE = 2
+_REPORT_STAGE, _END_STAGE = 1, 2
 _END_FACTOR = 10
 
 _SHORTEST_PAUSE_SECONDS = 20e-6
@@ -88,6 +88,8 @@ class Fence:
         self.size = transport.size
         self.limit_seconds = transport.timeout_seconds = limit_seconds
         self.departure = Departure()
+        #: Whether Ctrl-C has come while the ranks met before the report.
+        self.was_interrupted = False
         #: What failed so far: printed where the job ends before rank 0 reports.
         self.failures: list[str] = []
         self._stderr = os.dup(2)  # the true one: pytest captures 2 during a test
@@ -128,7 +130,7 @@ class Fence:
         RanksMissingError
             On rank 0, once: it is alone from then on, and meets nobody else.
         KeyboardInterrupt
-            Here: it came during the meeting, and not at the end of the session.
+            Here: it came during the meeting, and not at that before the report, which notes it.
         """
         if getpid() != self._process:
             self._end_child(arrival)
@@ -140,8 +142,10 @@ class Fence:
                 arrivals = self._meet(arrival)
         finally:
             gate.open()
-        if gate.take() and not arrival.stage:  # at the end there is no test that it could stop
-            raise KeyboardInterrupt
+        if gate.take():
+            if arrival.stage != _REPORT_STAGE:
+                raise KeyboardInterrupt
+            self.was_interrupted = True
         return arrivals
 
     def _end_child(self, arrival: Arrival) -> NoReturn:
@@ -284,6 +288,7 @@ class Fence:
         """Meets no more. Where ranks are missing, ends the job."""
         if self._is_lost:
             self._abort()
+        StrategyWatch.timeout_seconds = None
         watcher.remove(self._watch)
         os.close(self._stderr)
         self._transport.close()

@@ -312,11 +312,12 @@ class RankFence:
         self._meet_before_last_teardown(session, exitstatus)
         try:
             return (yield)
-        except Exception as error:
+        except RankLostError as error:
             if not self._reason and not self._remarks:
                 raise
-            # Their strategies are given up where ranks are apart: the report comes all the same.
+            # Strategies are given up, since the ranks are apart: the report comes all the same.
             self._remarks.append(f"fixtures at the end: {type(error).__name__}: {error}")
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
             return None
 
     def _meet_before_last_teardown(self, session: pytest.Session, exitstatus: int) -> None:
@@ -342,6 +343,9 @@ class RankFence:
                     session.exitstatus = session.exitstatus or arrival.status
         except RanksMissingError as error:
             self._remarks.append(str(error))
+        if self._fence.was_interrupted:
+            self._remarks.append("Ctrl-C at the end of the session")
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # ends behind those that raise, too
     def pytest_unconfigure(self) -> Generator[None, object, object]:

@@ -10,6 +10,7 @@ from everywhere import (
     gathered,
     needs_two_replicas,
     raises_everywhere,
+    shares_ranks,
 )
 from mpi_replica.errors import (
     CollectiveMismatchError,
@@ -528,3 +529,24 @@ def test_a_call_that_was_compiled_for_other_replicas_is_an_error(world, kind):
         error = raises_everywhere(ContextError, lambda: strategy.run(lambda: function(jnp.ones(2))))
         assert "was traced for 1 replicas" in str(error)
         check_jax_works(strategy)
+
+
+def test_a_compiled_collective_in_a_solver_that_holds_a_lock_is_refused_beside_other_replicas(
+    strategy,
+):
+    optimize = pytest.importorskip("scipy.optimize", reason="scipy is not installed")
+
+    def step():
+        def square(p):
+            summed(jnp.ones(2))
+            return float((p[0] - 0.5) ** 2)
+
+        return optimize.minimize(square, [1.0], method="COBYQA", options={"maxfev": 20}).x[0]
+
+    if not shares_ranks(strategy):
+        found = strategy.experimental_local_results(strategy.run(step))
+        np.testing.assert_allclose(found, 0.5, atol=1e-3)
+        return
+    error = raises_everywhere(ContextError, lambda: strategy.run(step))
+    assert "holds a lock while it calls back" in str(error)
+    check_works(strategy)

@@ -334,9 +334,9 @@ MADE_FOR_ALL = {
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", MADE_FOR_ALL)
 def test_what_a_merge_fn_makes_for_all_is_aligned_and_in_c_order_at_each_replica(
-    any_strategy, kind, size
+    strategy, kind, size
 ):
-    with any_strategy.scope():
+    with strategy.scope():
         weights = mr.Variable(np.zeros((size, 3)))
 
     def merge_fn(strategy, x):
@@ -351,9 +351,9 @@ def test_what_a_merge_fn_makes_for_all_is_aligned_and_in_c_order_at_each_replica
         is_one = nest["again"][0] is found
         return found, [flags.c_contiguous, flags.aligned, is_one, flags.writeable]
 
-    ids = range(any_strategy.num_replicas_in_sync)
+    ids = range(strategy.num_replicas_in_sync)
     total = sum([np.arange(3.0 * size).reshape(size, 3) + i for i in ids])
-    arrays, flags = map(any_strategy.experimental_local_results, any_strategy.run(step))
+    arrays, flags = map(strategy.experimental_local_results, strategy.run(step))
     expected = MADE_FOR_ALL[kind](total, weights)
     for array, of_array in zip(arrays, flags, strict=True):
         np.testing.assert_array_equal(array, expected)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...checkpoint.array_kinds import lies_otherwise, order_in_memory
 from ...checkpoint.comparison import Comparison, variables_in
 from ...checkpoint.decoder import replicas_name
 from ...checkpoint.encoder import Encoder
@@ -157,7 +158,12 @@ def take(
         if id(_owner(array)) in lasting:
             return array
         kept = before.get(name)
-        if kept is None or kept.shape != array.shape or kept.dtype != array.dtype:
+        if (
+            kept is None
+            or kept.shape != array.shape
+            or kept.dtype != array.dtype
+            or lies_otherwise(array, order_in_memory(kept))
+        ):
             kept = np.empty_like(array)
         np.copyto(kept, array)
         copies[name] = kept
