@@ -56,11 +56,6 @@ def order_in_memory(array: Array) -> Literal["C", "F"]:
     return "F" if array.flags.fnc else "C"
 
 
-def lies_otherwise(array: Array, order: Literal["C", "F"]) -> bool:
-    """Returns whether an array, if it has no gaps, lies in another order in memory."""
-    return array.flags.forc and order_in_memory(array) != order
-
-
 #: Of each group of parameters, the shape of each; None where it is not known yet.
 Shapes = Sequence[Sequence[Sequence[int] | None]]
 

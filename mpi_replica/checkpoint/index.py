@@ -35,7 +35,6 @@ SUFFIX = ".index"
 _NUMBER = "number"
 _HEAD_BYTES = 256
 
-
 _IN_MEMORY = Extent(0, 0, 0)
 
 

@@ -12,7 +12,7 @@ from ..core.array_ways import Array
 from ..core.exceptions import CheckpointError
 from ..core.layout import Layout
 from ..core.values import PerReplica, per_replica
-from .array_kinds import ArrayKind, lies_otherwise
+from .array_kinds import ArrayKind, order_in_memory
 from .decoder import ArrayOf, array_name, decoded, replicas_name, state_of
 from .index import ArrayRecord, Index
 
@@ -92,7 +92,7 @@ class SavedValues:
     def is_reordered(self, live: Array, saved: Any) -> bool:
         """Returns whether `live`, if it has no gaps, lies in memory as the array did not."""
         record = self.record(saved)
-        return record is not None and lies_otherwise(live, record.order)
+        return record is not None and live.flags.forc and order_in_memory(live) != record.order
 
     def record(self, saved: Any) -> ArrayRecord | None:
         """Returns the record of the array that `saved` stands for; None where it has none."""

@@ -1,8 +1,8 @@
 """What a ``merge_fn`` gets in the place of some arrays, so that it gets alike ones on every rank.
 
 From another rank an array comes in C order and in memory of its own. So it does from here: where it
-lies in another order, or crosses another argument, a copy stands in for it. What is written into
-the copy is written into the argument afterwards.
+lies in another order, is not aligned, or crosses another argument, a copy stands in for it. What is
+written into the copy is written into the argument afterwards.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class StandIn(NamedTuple):
             raise ValueError(
                 f"merge_fn has made an argument of shape {tuple(was.shape)} and {was.dtype} one of"
                 f" {tuple(is_now.shape)} and {is_now.dtype}, in place. It is a copy, since the"
-                " replica's own is in another order than C's, or in memory of another argument."
-                " Make a new array of it, and return that."
+                " replica's own is in another order than C's, not aligned, or in memory of another"
+                " argument. Make a new array of it, and return that."
             )
         last = bytes_of(is_now)
         places = last != self.first
@@ -76,13 +76,14 @@ class StandIn(NamedTuple):
         if refuses_writes(was):
             raise ValueError(
                 "merge_fn has written into an argument that refuses writes. It is a copy, as the"
-                " replica's own is in another order than C's, or in memory of another argument."
+                " replica's own is in another order than C's, not aligned, or in memory of another"
+                " argument."
             )
         return _Writes(self, _of_whole_numbers(places, to_numpy(is_now).dtype), last)
 
     def of_replica(self, given: Any) -> Any:
         """Returns `given`, which the replica has given, in new memory with what it holds now."""
-        if given is self.original:
+        if given is self.original or isinstance(given, np.ndarray):  # or of a file
             return copied(given, "K")
         copy = copy_of(given)  # with its graph, in which the numbers are not
         written(values_of(copy), np.array(to_numpy(self.original)))

@@ -223,13 +223,14 @@ def _by_memory(
 def _copied(value: Any, order: Literal["C", "K"] = "K") -> Any:
     """Returns a copy of a value; of one that is read-only, as on ranks of one replica, too.
 
-    An array of numpy's own class keeps its order, but for gaps: a replica may have passed it.
+    An array of numpy, also in a file, keeps its order but for gaps: a replica may have passed it.
     """
     if isinstance(value, IndexedSlices):
         return value.changed(_copied)
     if can_be_copied(value):
         return value.clone_state() if hasattr(value, "clone_state") else copy.deepcopy(value)
-    mine = value.copy(order) if type(value) is np.ndarray else copy_of(value)
+    is_plain = type(value) in (np.ndarray, np.memmap)  # a copy() of other classes may take no order
+    mine = value.copy(order) if is_plain else copy_of(value)
     is_read_only = isinstance(value, (np.ndarray, np.void)) and not value.flags.writeable
     return read_only(mine) if is_read_only else mine
 

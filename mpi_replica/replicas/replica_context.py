@@ -274,10 +274,11 @@ class ReplicaContext(Replica):
         object
             What `merge_fn` returned; of each PerReplica in it, this replica's component. An
             argument that it returns unchanged is the replica's own, with its graph (a view of one
-            may be of a copy). All other arrays of numpy come in C order: those in another one are
-            copied, and so are arrays and `IndexedSlices` that are, or were given to, another
-            replica's. Any other object, also an array of JAX, is one for all replicas of a rank: a
-            replica copies what it changes, or donates to a function of JAX.
+            may be of a copy). In a strategy all other arrays of numpy, but in `IndexedSlices`, come
+            in C order: those in another one are copied, and so are arrays and `IndexedSlices` that
+            are, or were given to, another replica's. Any other object, also an array of JAX, is one
+            for all replicas of a rank: a replica copies what it changes, or donates to a function
+            of JAX.
 
         Raises
         ------
@@ -292,8 +293,8 @@ class ReplicaContext(Replica):
         TypeError, ValueError
             `merge_fn` can't be called; `args` is no tuple or list; `kwargs` is no mapping; an
             object that is no array can't be pickled, or has 2 GiB or more as pickle writes it; of
-            an array in another order than C's, or in memory of another argument, `merge_fn` has
-            changed shape or dtype in place, or has written where the array refuses it.
+            an array in another order than C's, not aligned, or in memory of another one,
+            `merge_fn` has changed shape or dtype in place, or has written where it refuses that.
 
         Notes
         -----

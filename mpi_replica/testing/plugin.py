@@ -6,14 +6,13 @@ import io
 import os
 import sys
 import warnings
-from collections import defaultdict, deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from ..core.exceptions import RankLostError, add_note
+from ..core.exceptions import MPIReplicaError, RankLostError, add_note
 from ..strategy import job_end
 from .arrivals import (
     FAILED,
@@ -27,6 +26,7 @@ from .arrivals import (
     places_apart,
     waited_at,
 )
+from .collected_tests import different_tests, in_order
 from .fence import Fence, RanksMissingError
 from .recorded_warnings import RecordedWarning, warnings_of_others
 from .report_texts import captured, reason_of, summary_of, text_of
@@ -140,10 +140,10 @@ class RankFence:
         if any(sorted(names) != sorted(lists[0]) for names in lists):
             if not any(arrival.detail[1] for arrival in arrivals):
                 skipped = [arrival.detail[2] for arrival in arrivals]
-                self._fail_collection(session, "", _different_tests(lists, skipped))
+                self._fail_collection(session, "", different_tests(lists, skipped))
             session.items.clear()
         elif names != lists[0]:  # a plugin has shuffled them: the order of rank 0 holds
-            session.items[:] = _in_order(session.items, lists[0])
+            session.items[:] = in_order(session.items, lists[0])
 
     def _fail_collection(self, session: pytest.Session, nodeid: str, text: str) -> None:
         report = pytest.CollectReport(nodeid, "failed", text, [])
@@ -312,11 +312,14 @@ class RankFence:
         self._meet_before_last_teardown(session, exitstatus)
         try:
             return (yield)
-        except RankLostError as error:
-            if not self._reason and not self._remarks:
+        except (MPIReplicaError, ExceptionGroup) as group:
+            errors = [*_single(group)]
+            is_apart = bool(self._reason or self._remarks)
+            if not is_apart or not all([isinstance(one, MPIReplicaError) for one in errors]):
                 raise
             # Strategies are given up, since the ranks are apart: the report comes all the same.
-            self._remarks.append(f"fixtures at the end: {type(error).__name__}: {error}")
+            for error in errors:
+                self._remarks.append(f"fixtures at the end: {type(error).__name__}: {error}")
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
             return None
 
@@ -344,7 +347,7 @@ class RankFence:
         except RanksMissingError as error:
             self._remarks.append(str(error))
         if self._fence.was_interrupted:
-            self._remarks.append("Ctrl-C at the end of the session")
+            self._fence.say("Ctrl-C at the end of the session")
             session.exitstatus = pytest.ExitCode.INTERRUPTED
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # ends behind those that raise, too
@@ -390,34 +393,16 @@ class RankFence:
         return arrivals
 
 
+def _single(error: BaseException) -> Iterator[BaseException]:
+    """Yields the errors of a group, of which some may be groups, or an error that is none."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _single(one)
+    else:
+        yield error
+
+
 def _set_failed(report: pytest.TestReport, longrepr: Any) -> None:
     report.outcome = "failed"
     report.longrepr = longrepr
     report.__dict__.pop("wasxfail", None)
-
-
-def _different_tests(lists: Sequence[list[str]], skipped: Sequence[list[str]]) -> str:
-    lines = ["the ranks collected different tests."]
-    everywhere = set.intersection(*map(set, lists))
-    skipped_everywhere = set.intersection(*map(set, skipped))
-    for rank, names in enumerate(lists):
-        extra = [name for name in names if name not in everywhere]
-        tail = f", {len(extra)} of them not on all ranks: {', '.join(extra[:3])}" if extra else ""
-        lines.append(f"rank {rank}: {len(names)} tests{tail}{', …' if len(extra) > 3 else ''}")
-        lines += [f"  skipped {why}" for why in skipped[rank] if why not in skipped_everywhere]
-    if len(set(map(frozenset, skipped))) > 1:
-        lines.append("Skip a module on all ranks or on none, by what is the same on all of them.")
-        return "\n".join(lines)
-    lines.append(
-        "Parameters must be the same on all ranks: sort what comes from a set (or start all ranks"
-        " with PYTHONHASHSEED=0), and use no random numbers, times or ranks in them."
-    )
-    return "\n".join(lines)
-
-
-def _in_order(items: Sequence[pytest.Item], names: Sequence[str]) -> list[pytest.Item]:
-    """Returns `items` in the order of `names`; a name may be there more than once."""
-    left: defaultdict[str, deque[pytest.Item]] = defaultdict(deque)
-    for item in items:
-        left[item.nodeid].append(item)
-    return [left[name].popleft() for name in names]

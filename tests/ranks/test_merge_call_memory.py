@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import mpi_replica as mr
 from everywhere import check_works
@@ -360,10 +361,17 @@ def test_what_a_merge_fn_makes_for_all_is_aligned_and_in_c_order_at_each_replica
         assert of_array == [True, True, True, kind != "value of a variable"]
 
 
+@pytest.mark.parametrize("is_in_file", [False, True])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_what_comes_back_as_it_was_given_lies_in_memory_as_it_was(any_strategy, order):
+def test_what_comes_back_as_it_was_given_lies_in_memory_as_it_was(
+    any_strategy, order, is_in_file, path
+):
     """Also the copies of what the replicas of a rank give as one object."""
     table = np.ones((3, 2), order=order)
+    if is_in_file:
+        file = f"{path}.{MPI.COMM_WORLD.rank}"
+        table.tofile(file)
+        table = np.memmap(file, "f8", "r", shape=(3, 2), order=order)
     own = {i: np.full((3, 2), i, order=order) for i in local_ids(any_strategy)}
     found = merged(any_strategy, lambda strategy, *given: given, lambda i: (own[i], table))
     for i, (mine, same) in zip(local_ids(any_strategy), found, strict=True):
@@ -371,6 +379,23 @@ def test_what_comes_back_as_it_was_given_lies_in_memory_as_it_was(any_strategy, 
         assert same is table or len(own) > 1
         np.testing.assert_array_equal(same, table)
         assert same.flags.fnc == (order == "F")
+
+
+@pytest.mark.parametrize("part", ["rows", "columns"])
+def test_parts_of_a_file_that_cross_are_each_replicas_own(strategy, part, path):
+    file = f"{path}.{strategy.rank}"
+    np.zeros(16).tofile(file)
+    table = np.memmap(file, "f8", "c", shape=(4, 4))
+    table = table if part == "rows" else table.T
+
+    def add(strategy, x):
+        for i, one in enumerate(strategy.experimental_local_results(x)):
+            one += i + 1
+        return [float(one.sum()) for one in strategy.experimental_local_results(x)]
+
+    expected = [12.0 * (i + 1) for i in range(strategy.num_replicas_in_sync)]
+    for found in merged(strategy, add, lambda i: (table[i % 2 : i % 2 + 3],)):
+        assert found == expected
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...checkpoint.array_kinds import lies_otherwise, order_in_memory
+from ...checkpoint.array_kinds import order_in_memory
 from ...checkpoint.comparison import Comparison, variables_in
 from ...checkpoint.decoder import replicas_name
 from ...checkpoint.encoder import Encoder
@@ -162,7 +162,8 @@ def take(
             kept is None
             or kept.shape != array.shape
             or kept.dtype != array.dtype
-            or lies_otherwise(array, order_in_memory(kept))
+            or order_in_memory(kept) != order_in_memory(array)
+            or not array.flags.forc  # what has gaps has an order of its own
         ):
             kept = np.empty_like(array)
         np.copyto(kept, array)
