@@ -96,8 +96,8 @@ def with_all_components(engine: Engine, value: Any) -> Any:
     """Returns the nest `value`, in which each distributed value has all components.
 
     Collective where some may not have. Those of this rank are the objects that it has, but for
-    arrays in another order than C's, of which it gets copies, and for constants of what torch
-    records. Others come as pickle makes them.
+    arrays in another order than C's, of which it gets copies, plain ones for those in files, and
+    constants of what torch records. Others come as pickle makes them.
 
     Raises
     ------

@@ -142,7 +142,7 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
     """Returns leaves of which torch records nothing; and those that it does, by the new ids.
 
     Of JAX's none is weak, since those of other ranks are not, nor are the results of other calls.
-    Arrays in files are ones like others, as they are on other ranks, and known by the ids, too.
+    One in a file becomes a plain array, as it is on other ranks; it is found by the new id, too.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def as_constants(leaves: list[Any]) -> tuple[list[Any], dict[int, Any]]:
         originals[id(constant)] = leaves[index]
         leaves[index] = constant
     for index, leaf in enumerate(leaves):
-        if type(leaf) is np.memmap:
+        if type(leaf) is np.memmap and not leaf.flags.owndata:  # what is computed of one owns it
             if not originals:
                 leaves = list(leaves)
             leaves[index] = plain = np.asarray(leaf)

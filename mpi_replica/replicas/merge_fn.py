@@ -223,7 +223,8 @@ def _by_memory(
 def _copied(value: Any, order: Literal["C", "K"] = "K") -> Any:
     """Returns a copy of a value; of one that is read-only, as on ranks of one replica, too.
 
-    An array of numpy, also in a file, keeps its order but for gaps: a replica may have passed it.
+    An array of numpy, also in a file, keeps its order but for gaps, since a replica may have passed
+    it; one of another class comes in C order.
     """
     if isinstance(value, IndexedSlices):
         return value.changed(_copied)

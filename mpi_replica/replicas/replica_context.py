@@ -263,8 +263,9 @@ class ReplicaContext(Replica):
             own argument. Those of numpy and torch are in C order there, on every rank, since the
             bits of a sum follow from the order, and each in memory of its own: what is written into
             one is in no other. On its own rank it is in the replica's argument when `merge_fn` has
-            ended; where two have memory in common, as the last has it that was changed. All else,
-            also arrays of objects, of texts of any length, of other classes (masked, quantized,
+            ended; where two have memory in common, as the last has it that was changed. So is it
+            with a part of a file (`numpy.memmap`), a plain array in `merge_fn`. All else, also
+            arrays of objects, of texts of any length, of other classes (masked, quantized,
             sparse ones), and inside of objects, is itself on its own rank: it keeps its order
             there, and shares what it shares. Elsewhere it is as pickle makes it. Where torch
             records a leaf, `merge_fn` gets constants: no gradient passes what it computes.

@@ -226,6 +226,23 @@ def test_nor_is_an_array_of_a_class_of_its_own(strategy):
     check_works(strategy)
 
 
+def test_nor_is_what_was_computed_of_a_file(strategy, path):
+    file = f"{path}.{strategy.rank}"
+    np.zeros(20_000).tofile(file)
+    buffer = np.memmap(file, "f8", "r").astype("f4")  # of that class, and in no file
+
+    def step():
+        buffer[1] = my_id() + 1.0
+        return mr.get_replica_context().merge_call(lambda strategy, x: 1, (buffer,))
+
+    if shares_ranks(strategy):
+        error = raises_everywhere(ValueError, lambda: strategy.run(step))
+        assert ADVICE in "".join(error.__notes__)
+    else:
+        strategy.run(step)
+    check_works(strategy)
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_nor_is_a_buffer_that_they_return(strategy, part):
     buffer = np.zeros(3)

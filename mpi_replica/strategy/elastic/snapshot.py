@@ -163,7 +163,7 @@ def take(
             or kept.shape != array.shape
             or kept.dtype != array.dtype
             or order_in_memory(kept) != order_in_memory(array)
-            or not array.flags.forc  # what has gaps has an order of its own
+            or not array.flags.forc  # in another order than these two
         ):
             kept = np.empty_like(array)
         np.copyto(kept, array)
