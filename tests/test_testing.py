@@ -404,7 +404,9 @@ BUSY = """
 """
 
 
-@pytest.mark.parametrize(("library", "whose"), on(("openmpi", "own"), ("mpich", "strategy")))
+@pytest.mark.parametrize(
+    ("library", "whose"), on(("openmpi", "own"), ("openmpi", "strategy"), ("mpich", "strategy"))
+)
 def test_a_rank_that_never_comes_to_a_call_of_a_strategy_is_named_and_the_job_ends(
     library, whose, launch, tmp_path
 ):
@@ -568,10 +570,10 @@ INTERRUPTED = {
             yield strategy
             strategy.barrier()
 
-    def test_interrupted(shared, other):
+    def test_interrupted(shared, other, strategy):
         if rank == 1:
             raise KeyboardInterrupt
-        check(shared)
+        check(strategy)
 
     def test_never_runs(strategy):
         check(strategy)

@@ -159,12 +159,13 @@ def _as_given_or_in_c_order(leaves: list[Any], call: MergeCall) -> list[Any]:
     """Returns what a replica has passed as it is, and all other arrays of numpy in C order."""
     if call.originals:
         leaves = [call.originals.get(id(leaf), leaf) for leaf in leaves]
-    if not any([isinstance(leaf, np.ndarray) and not is_in_c_order(leaf) for leaf in leaves]):
+    moved = [one for one in leaves if isinstance(one, np.ndarray) and not is_in_c_order(one)]
+    if not moved:
         return leaves
     known = {id(one): one for one in (*call.leaves, *call.originals.values())}
-    for leaf in leaves:
-        if id(leaf) not in known and isinstance(leaf, np.ndarray) and not is_in_c_order(leaf):
-            known[id(leaf)] = _copied(leaf, "C")  # once: what it gets twice is one thing
+    for one in moved:
+        if id(one) not in known:
+            known[id(one)] = _copied(one, "C")  # once: what it gets twice is one thing
     return [known.get(id(leaf), leaf) for leaf in leaves]
 
 

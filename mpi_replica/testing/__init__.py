@@ -147,6 +147,7 @@ def strategy(
     if fence is not None:
         fence.come_to_strategy(request.node)  # to make one is collective
     parameters = dict(getattr(request, "param", {}))
+    # The fence has a limit for all strategies, but not where there is no watcher.
     if fence is not None and not math.isinf(fence.limit_seconds):
         limit = CommunicationOptions(timeout_seconds=fence.limit_seconds)
         given = parameters.get("communication_options")

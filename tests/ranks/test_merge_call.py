@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpi_replica as mr
+from contributions import laid_out
 from everywhere import (
     check_works,
     culprits,
@@ -39,10 +40,6 @@ NARROW = [
     for found in vars(ml_dtypes).values()
     if isinstance(found, type) and issubclass(found, np.generic)
 ]
-
-
-def unaligned(array):
-    return np.frombuffer(b"x" + array.tobytes(), array.dtype, offset=1).reshape(array.shape)
 
 
 def mine():
@@ -360,7 +357,12 @@ def test_of_what_was_made_outside_a_rank_keeps_its_own(strategy, make):
 
 @pytest.mark.parametrize(
     "of",
-    [lambda table: table[:, ::3], lambda table: table.T, lambda table: table.T[::2], unaligned],
+    [
+        lambda table: table[:, ::3],
+        lambda table: table.T,
+        lambda table: table.T[::2],
+        lambda table: laid_out(table, "unaligned"),
+    ],
 )
 def test_sums_of_what_was_made_outside_have_the_same_bits_on_all_ranks(strategy, of):
     needs_two_replicas(strategy)
@@ -383,7 +385,8 @@ def columns_of_a_file(path, i):
 
 
 def unaligned_numbers(path, i):
-    return unaligned(np.random.default_rng(i).normal(size=100_000).astype("f4"))
+    numbers = np.random.default_rng(i).normal(size=100_000).astype("f4")
+    return laid_out(numbers, "unaligned")
 
 
 @pytest.mark.parametrize("make", [unaligned_numbers, columns_of_a_file])

@@ -5,6 +5,7 @@ import pytest
 from mpi4py import MPI
 
 import mpi_replica as mr
+from contributions import laid_out
 from everywhere import check_works
 
 SIZES = [4, 1 << 14]  # large ones are gathered when they are looked at
@@ -318,16 +319,12 @@ def test_what_a_merge_fn_has_written_before_it_fails_is_the_replicas(any_strateg
         np.testing.assert_array_equal(array, [[i + 1] * 2, [0, 0], [0, 0]])
 
 
-def unaligned(array):
-    return np.frombuffer(bytearray(b"x" + array.tobytes()), offset=1).reshape(array.shape)
-
-
 #: What a merge_fn may make for all replicas of a total that it may also assign to a variable.
 MADE_FOR_ALL = {
     "turned": lambda total, weights: total.T,
     "every other column": lambda total, weights: total[:, ::2],
     "Fortran": lambda total, weights: np.asfortranarray(total),
-    "unaligned": lambda total, weights: unaligned(total),
+    "unaligned": lambda total, weights: laid_out(total, "unaligned"),
     "value of a variable": lambda total, weights: weights.assign(total).value().T,
 }
 
