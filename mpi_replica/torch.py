@@ -5,4 +5,4 @@ from .replicas.torch_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
 
-publish(__name__)
+publish(__name__, SyncBatchNorm, convert_sync_batchnorm)

@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import FunctionType
 
 
-def publish(door: str) -> None:
-    """Makes the classes and functions that the module `door` exports say that they are its own.
+def publish(door: str, *things: object) -> None:
+    """Makes classes and functions that the module `door` exports say that they are its own.
 
     Tracebacks and pickles name a class by its module: they stay what they are where its file
     moves. Errors of Python name a method by its class: what one class alone has of others of the
-    package is its own, too.
+    package is its own, too. Those that have a base together, no public one, are told together.
     """
     package = door.partition(".")[0]
-    namespace = vars(sys.modules[door])
-    things = [namespace[name] for name in namespace["__all__"]]
-    classes = [thing for thing in things if isinstance(thing, type)]
-    parts = {owner: set(_parts_of(owner, classes, package)) for owner in classes}
+    ours = [
+        thing
+        for thing in things
+        if isinstance(thing, (type, FunctionType)) and thing.__module__.startswith(package)
+    ]
+    for thing in ours:
+        thing.__module__ = door
+    parts = {owner: set(_parts_of(owner, door)) for owner in ours if isinstance(owner, type)}
     uses = Counter(itertools.chain(*parts.values()))
-    for thing in things:
-        if isinstance(thing, (type, FunctionType)) and thing.__module__.startswith(package):
-            thing.__module__ = door
     for owner, bases in parts.items():
         for base in bases:
             if uses[base] == 1:
                 _publish_methods(owner, base)
 
 
-def _parts_of(owner: type, classes: Sequence[type], package: str) -> Iterator[type]:
+def _parts_of(owner: type, door: str) -> Iterator[type]:
     """Yields bases of the package that are no public classes."""
+    package = door.partition(".")[0]
     for base in owner.__bases__:
-        if base not in classes and base.__module__.startswith(package):
+        if base.__module__ != door and base.__module__.startswith(package):
             yield base
-            yield from _parts_of(base, classes, package)
+            yield from _parts_of(base, door)
 
 
 def _publish_methods(owner: type, base: type) -> None:

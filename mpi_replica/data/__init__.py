@@ -1,5 +1,6 @@
 """Input: `Dataset` is the source of batches, `DistributedDataset` what the replicas get."""
 
+from ..core.doors import publish
 from .dataset import Dataset
 from .distributed_dataset import DistributedDataset
 from .elements import ArraySpec
@@ -19,3 +20,6 @@ __all__ = [
     "InputContext",
     "ValueContext",
 ]
+
+publish(__name__, ArraySpec, Dataset)
+publish("mpi_replica", DistributedDataset, DistributedIterator, InputContext, ValueContext)

@@ -12,7 +12,6 @@ from ...checkpoint.checkpoint import require_same
 from ...checkpoint.comparison import variables_in
 from ...checkpoint.object_places import saved_once
 from ...collectives.agreement.site import CallSite, FunctionIdentity
-from ...collectives.strategy_base import StrategyBase
 from ...core.abstract_variable import AbstractVariable
 from ...core.context import require_cross_replica
 from ...core.exceptions import (
@@ -33,6 +32,7 @@ from ...ranks.transport import Transport
 from ...ranks.watch.span import span_of_package
 from ...replicas.assignment import lose_components, lose_values
 from .commit import Beginning, Committing, Guarded
+from .elastic_strategy import ElasticStrategy
 from .losses import Loss
 from .recovery import HeldCommit, gather_state
 from .replica_objects import moved
@@ -40,23 +40,6 @@ from .snapshot import Snapshot, are_empty, put_back, take, variables_beside
 from .state import ElasticState, manager_of, objects_of, replace_objects, restored_exactly
 
 _log = logging.getLogger("mpi_replica")
-
-
-class ElasticStrategy(StrategyBase):
-    """A strategy whose ranks can change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: What was lost so far, the oldest first.
-        self.losses: tuple[Loss, ...] = ()
-        #: The ranks that live; None without MPI.
-        self.survivors: Survivors | None = None
-        self._is_elastic = False
-        self._num_elastic_calls = 0
-
-    def move(self, transport: Transport, layout: Layout) -> None:
-        """Work over `transport` from now on, with the same replicas."""
-        raise NotImplementedError
 
 
 class Keeper:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import Checkpoint
 from ...collectives.strategy_base import StrategyBase
+from ...core.doors import publish
 from ...core.exceptions import ContextError
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class ElasticState(Checkpoint):
             )
         self._commit()
 
+
+publish("mpi_replica", ElasticState)
 
 # Functions, since each method would be a name that no object of a state can have.
 
