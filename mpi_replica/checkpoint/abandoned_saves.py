@@ -10,11 +10,11 @@ from ..core.exceptions import CheckpointError
 from . import files
 from .index import MOST_BYTES, index_path
 
-# The name of a checkpoint, that of a save (see `Saving`), and which file of it this is.
-_FILE = re.compile(r"(.+)\.([0-9a-f]{16})\.(?:data-\d{5,}-of-\d{5,}|index\.new)", re.DOTALL)
+# Behind the name of a checkpoint: that of a save (see `Saving`), and which file of it this is.
+_OF_SAVE = r"\.([0-9a-f]{16})\.(?:data-\d{5,}-of-\d{5,}|(index\.new))"
 
 
-def remove_abandoned_saves(folder: Path, checkpoints: str) -> None:
+def remove_abandoned_saves(folder: Path, checkpoint: str, *, numbered: bool = False) -> None:
     """Removes the files in a folder that no checkpoint has, and that no save can need any more.
 
     A save comes to no end without its new index, which rank 0 makes before all else and keeps
@@ -24,30 +24,37 @@ def remove_abandoned_saves(folder: Path, checkpoints: str) -> None:
     Parameters
     ----------
     folder : path
-    checkpoints : str
-        A regular expression: the names of the checkpoints whose files these are.
+    checkpoint : str
+        Whose files these are; with `numbered`, those of all that have a number behind that name.
     """
+    begin, its_name = f"{checkpoint}.", re.escape(checkpoint)
+    if numbered:
+        begin, its_name = f"{checkpoint}-", rf"{its_name}-\d+"
     try:
-        names = set(os.listdir(folder))
+        # There may be thousands of other files, and of checkpoints.
+        names = {name for name in os.listdir(folder) if name.startswith(begin)}
     except OSError:
         return
+    is_file = re.compile(f"({its_name}){_OF_SAVE}").fullmatch
     saves: dict[str, dict[str, list[str]]] = {}
-    for name in sorted(names):
-        match = _FILE.fullmatch(name)
-        if match and re.fullmatch(checkpoints, match[1]):
-            saves.setdefault(match[1], {}).setdefault(match[2], []).append(name)
-    for checkpoint, of_save in saves.items():
-        index = index_path(folder / checkpoint)
-        new = {save: files.beside(index, save) for save in of_save}
-        is_alone = len(of_save) == 1 and names.isdisjoint(path.name for path in new.values())
-        if is_alone and index.name in names and len(saves) > 1:
+    unfinished = set()
+    for match in filter(None, map(is_file, names)):
+        name, save, is_new_index = match.groups()
+        saves.setdefault(name, {}).setdefault(save, []).append(match.string)
+        if is_new_index:
+            unfinished.add(name)
+    for name, of_save in saves.items():
+        is_alone = len(of_save) == 1 and name not in unfinished
+        if is_alone and len(saves) > 1 and f"{name}.index" in names:
             continue  # these are its own: of many checkpoints the indices are not read
+        index = index_path(folder / name)
+        new = {save: files.beside(index, save) for save in of_save}
         ended = [save for save in of_save if files.remove_abandoned(new[save])]
         data = _content(index)  # read after that: a new one may have taken its place
         for save in ended:
             if data is not None and save.encode() not in data:
-                for name in of_save[save]:
-                    files.remove(folder / name)
+                for file in sorted(of_save[save]):
+                    files.remove(folder / file)
 
 
 def _content(index: Path) -> bytes | None:

@@ -172,12 +172,14 @@ class CheckpointManager:
         except (TypeError, ValueError) as error:
             engine.fail(kind, error)
         if engine.layout.rank == 0:  # what was left takes room that this save may need
-            remove_abandoned_saves(self._directory, rf"{_NAME}-\d+")
+            remove_abandoned_saves(self._directory, _NAME, numbered=True)
         path = self._checkpoint.save(self._path(step))
         if engine.layout.rank == 0:
-            for old in self._too_old(step):
+            too_old = self._too_old(step)
+            for old in too_old:
                 files.remove(index_path(self._path(old)))  # without it the others are left over
-            remove_abandoned_saves(self._directory, rf"{_NAME}-\d+")
+            if too_old:
+                remove_abandoned_saves(self._directory, _NAME, numbered=True)
         # All ranks find the same steps from now on.
         engine.cross_replica(engine.make(kind, None, BarrierCall, kind, "what was too old is gone"))
         return path

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,7 +91,7 @@ class Saving(Call):
             files.make_folder(self.path.parent)
             if rank:
                 return b"", (b"", None)
-            remove_abandoned_saves(self.path.parent, re.escape(self.path.name))  # they take room
+            remove_abandoned_saves(self.path.parent, self.path.name)  # they take room
             mark = os.urandom(8)
             index_file = files.NewFile(index_path(self.path), mark.hex())
             undo.callback(index_file.remove)
@@ -168,7 +167,7 @@ class Saving(Call):
                 files.remove(self.path.with_name(name))
             raise
         files.sync_folder(self.path.parent)
-        remove_abandoned_saves(self.path.parent, re.escape(self.path.name))
+        remove_abandoned_saves(self.path.parent, self.path.name)
 
 
 def _shares(arrays: Mapping[str, Array], size: int) -> list[list[str]]:
