@@ -518,6 +518,9 @@ CALLS = {
     "broadcast of more": broadcast(lambda rank: bytes([65 + rank]) * 5000),
     "broadcast of much": broadcast(lambda rank: np.full(400_000, rank)),
     "broadcast of an object": broadcast(lambda rank: [Thing(rank), Thing(9)]),
+    "broadcast of large arrays beside an object": broadcast(
+        lambda rank: [np.full((90, 100), rank), Thing(rank), np.full(20_000, 0.5, order="F")]
+    ),
     "assign of the first": assign_first("assign_add", np.ones(3), lambda i: np.full(3, 1.0 + i)),
     "assign of rows": assign_first("scatter_add", np.ones((4, 3)), lambda _: ROWS),
     "assign of the same": equal_everywhere,

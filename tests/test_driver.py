@@ -89,6 +89,9 @@ class Twin(SingleTransport):
         receive[:] = np.tile(receive[: counts[0]] if send is None else send, 2)
         self.begin("blocks")
 
+    def broadcast(self, data, root):
+        self.begin("broadcast")
+
     def all_reduce(self, send, receive, op):
         np.add(*[receive if send is None else send] * 2, out=receive)
         self.begin("reduction")
@@ -149,6 +152,9 @@ def of_replica(call):
 CALLS = {
     "header": lambda: reduction(3),
     "pieces": lambda: reduction(600_000),
+    "memory beside a pickle": lambda: of_replica(
+        Broadcast(SITE, OPTIONS, "broadcast_to", "", np.ones((2, 9000)), compared=False)
+    ),
     "agreements": lambda: of_replica(
         Broadcast(SITE, OPTIONS, "broadcast_to", "", bytes(2 << 20), compared=False)
     ),

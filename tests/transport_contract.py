@@ -103,6 +103,20 @@ class TransportContract:
         np.testing.assert_array_equal(received, expected)
 
     @pytest.mark.parametrize("timeout_seconds", [None, 60])
+    @pytest.mark.parametrize("length", [0, 1, 1000])
+    def test_a_broadcast_gives_what_one_rank_has_and_may_not_write(
+        self, transport, length, timeout_seconds
+    ):
+        transport.timeout_seconds = timeout_seconds
+        for root in range(transport.size):
+            expected = bytes([root + 1]) * length
+            data = np.full(length, 255, np.uint8)
+            if transport.rank == root:
+                data = np.frombuffer(expected, np.uint8)  # read-only
+            transport.broadcast(data, root)
+            assert data.tobytes() == expected
+
+    @pytest.mark.parametrize("timeout_seconds", [None, 60])
     @pytest.mark.parametrize("dtype", ["int8", "uint64", "float32", "float64", "complex128"])
     def test_sums_are_over_all_ranks_out_of_place_and_in_place(
         self, transport, dtype, timeout_seconds
@@ -225,6 +239,7 @@ class TransportContract:
             "maximum": lambda: transport.maximum(words),
             "all_gather_bytes": lambda: transport.all_gather_bytes(b"four"),
             "all_gather_blocks": lambda: transport.all_gather_blocks(block, blocks, counts),
+            "broadcast": lambda: transport.broadcast(blocks, size - 1),
             "all_reduce": lambda: transport.all_reduce(None, numbers, ReduceOp.MAX),
             "all_to_all": lambda: transport.all_to_all(blocks.copy(), counts, blocks, counts),
             "barrier": lambda: transport.barrier(),

@@ -17,6 +17,7 @@ from mpi_replica.collectives.agreement.steps import (
     Agree,
     AllToAll,
     Barrier,
+    Bcast,
     Gather,
     OpenWindow,
     PassOn,
@@ -201,6 +202,13 @@ class World:
             step.receive[:] = np.frombuffer(b"".join(blocks), np.uint8)
         return [None] * len(steps)
 
+    def _bcast(self, steps):
+        ((root, _),) = {(step.root, step.data.nbytes) for step in steps}
+        for rank, step in enumerate(steps):
+            if rank != root:
+                step.data[:] = steps[root].data
+        return [None] * len(steps)
+
     def _reduce(self, steps):
         ((op, _, size),) = {(step.op, step.total.dtype, step.total.size) for step in steps}
         (is_in_place,) = {step.send is None for step in steps}
@@ -252,6 +260,7 @@ class World:
 
 _EXCHANGES = {
     Gather: World._gather,
+    Bcast: World._bcast,
     Reduce: World._reduce,
     AllToAll: World._all_to_all,
     Barrier: World._barrier,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import struct
+import sys
 from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
 
 from ..core.exceptions import MPIReplicaError, in_words
+from ..ranks import Bytes
 from .agreement.group import Group
 from .agreement.steps import Agree, Gather, Steps
 
@@ -17,20 +20,27 @@ from .agreement.steps import Agree, Gather, Steps
 #: the ranks agree once more that all of them could.
 LARGE_BYTES = 1 << 20
 
+# Memory of so many bytes stays where it is, if the blob of an object may do without it.
+_BESIDE_BYTES = 1 << 16
+
 _LENGTH = struct.Struct("<Q")
 _FOLLOWS = 1  # the bit of the first byte that tells that the blob does not stand behind it
 
 
-def pickled(kind: str, value: Any, who: str) -> bytes:
+def pickled(kind: str, value: Any, who: str, beside: list[Bytes] | None = None) -> bytes:
     """Returns the blob of an object, which `who` has given to the call `kind`.
+
+    The memory of large arrays is not in the blob, but added to `beside`, where that is given: what
+    loads the object must have as much.
 
     Raises
     ------
     TypeError
         It can't be pickled.
     """
+    leave_out = None if beside is None else functools.partial(_leave_out, beside)
     try:
-        return pickle.dumps(value, protocol=5)
+        return pickle.dumps(value, protocol=5, buffer_callback=leave_out)
     except (MemoryError, MPIReplicaError):  # the latter of a call that pickling has made
         raise
     except Exception as error:
@@ -38,6 +48,27 @@ def pickled(kind: str, value: Any, who: str) -> bytes:
             f"{kind} can't pickle the {type(value).__name__} of {who}. Give what it is made of."
             f" pickle raised {in_words(error)}"
         ) from error
+
+
+def _leave_out(beside: list[Bytes], buffer: pickle.PickleBuffer) -> bool:
+    """Adds memory to `beside` where it is large; returns whether it belongs into the blob."""
+    data = buffer.raw()
+    if data.nbytes < _BESIDE_BYTES:
+        return True
+    beside.append(np.frombuffer(data, np.uint8))
+    return False
+
+
+def behind_sizes(blob: bytes, beside: Sequence[Bytes]) -> bytes:
+    """Returns a blob with the sizes of what travels beside it in front."""
+    return np.array([len(beside), *(data.nbytes for data in beside)], np.int64).tobytes() + blob
+
+
+def sizes_before(blob: memoryview) -> tuple[list[int], memoryview]:
+    """Returns the sizes in front of a blob, and the blob."""
+    number = int.from_bytes(blob[:8], sys.byteorder)
+    end = 8 * (1 + number)
+    return np.frombuffer(blob[8:end], np.int64).tolist(), blob[end:]
 
 
 def loaded(file: IO[bytes]) -> Any:

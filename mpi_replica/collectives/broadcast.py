@@ -5,19 +5,32 @@ from __future__ import annotations
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core import nest
 from ..core.dtypes import common, wire_name
 from ..core.options import CommunicationOptions
+from ..ranks import Bytes
 from .agreement.call import Call
 from .agreement.group import Group
 from .agreement.site import CallSite
 from .agreement.stand import LeafDescription
-from .agreement.steps import Agree, Steps
-from .blobs import LARGE_BYTES, all_blobs, marks, payload_of, pickled
+from .agreement.steps import Agree, Bcast, Steps
+from .blobs import (
+    LARGE_BYTES,
+    all_blobs,
+    behind_sizes,
+    marks,
+    payload_of,
+    pickled,
+    sizes_before,
+)
+
+# What rank 0 tells of its blob: whether it runs code where it is loaded, and whether memory of
+# arrays travels beside it.
+_RUNS_CODE, _HAS_BESIDE = 1, 2
 
 _PLAIN_TYPES = (int, float, complex, bool, str, bytes, type(None))
 
@@ -71,29 +84,44 @@ class Broadcast(Call):
     def leaves_in_words(self, position: int) -> tuple[LeafDescription, ...]:
         return (self._leaves[min(position, len(self._leaves) - 1)],)
 
-    def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, bytes]:
-        data, runs_code = b"", False
+    def prepare(self, group: Group, calls: Sequence[Call]) -> tuple[bytes, _Pickled]:
+        blob, beside, mark = b"", list[Bytes](), 0
         if group.layout.rank == group.layout.rank_of(0):
             nest.flatten(self.value)  # an error where it contains itself
-            runs_code = not _is_plain(self.value)
-            if runs_code or group.layout.size > 1:
-                data = pickled(self.kind, self.value, "rank 0")
+            mark = 0 if _is_plain(self.value) else _RUNS_CODE
+            if mark or group.layout.size > 1:
+                blob = pickled(self.kind, self.value, "rank 0", beside)
+            if beside:
+                blob, mark = behind_sizes(blob, beside), mark | _HAS_BESIDE
         if self.writing is not None:
             self.writing.prepare()
-        return payload_of(group, data, runs_code), data
+        return payload_of(group, blob, mark), _Pickled(blob, beside)
 
-    def steps(self, group: Group, calls: Sequence[Call], prepared: bytes) -> Steps[Any]:
+    def steps(self, group: Group, calls: Sequence[Call], prepared: _Pickled) -> Steps[Any]:
         root = group.layout.rank_of(0)
-        runs_code = marks(group.sizes.payloads())[root]
-        blobs = yield from all_blobs(group, prepared)
+        is_root = group.layout.rank == root
+        mark = marks(group.sizes.payloads())[root]
+        runs_code = bool(mark & _RUNS_CODE)
+        blob = (yield from all_blobs(group, prepared.blob))[root]
+        beside = prepared.beside
+        if mark & _HAS_BESIDE:
+            sizes, blob = sizes_before(blob)
+            if is_root:
+                yield Agree(lambda: (b"", None))
+            else:
+                beside = yield Agree(lambda: (b"", [np.empty(n, np.uint8) for n in sizes]))
+            for data in beside:
+                yield Bcast(data, root)
         writing = self.writing
 
         def load() -> Any:
             # Of an object what pickle makes of it, also where it comes from.
-            is_mine = group.layout.rank == root and not runs_code
-            return self.value if is_mine else pickle.loads(blobs[root])
+            if is_root and not runs_code:
+                return self.value
+            memory = [data.copy() for data in beside] if is_root else beside
+            return pickle.loads(blob, buffers=memory)
 
-        if runs_code or len(blobs[root]) > LARGE_BYTES:
+        if runs_code or len(blob) > LARGE_BYTES:
             value = yield Agree(lambda: (b"", load()))
         else:
             value = group.with_reserve(load)
@@ -131,6 +159,14 @@ class Writing:
     def commit(self) -> None:
         """Puts it there."""
         raise NotImplementedError
+
+
+class _Pickled(NamedTuple):
+    """A value on its way: empty where it does not come from."""
+
+    blob: bytes
+    #: The memory of its large arrays.
+    beside: list[Bytes]
 
 
 def _is_plain(value: Any) -> bool:

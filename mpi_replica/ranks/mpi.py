@@ -244,14 +244,21 @@ class MPITransport(Transport):
             call = self._comm.Allgatherv if blocks else self._comm.Iallgatherv
             self._run(call, (source, spec))
             return
-        # One broadcast for each piece: so has each its own base address, too.
         if send is not None:
             receive[starts[self.rank] : starts[self.rank + 1]] = send
-        broadcast = self._comm.Bcast if blocks else self._comm.Ibcast
         for root, (begin, end) in enumerate(itertools.pairwise(starts)):
-            for start in range(begin, end, _LARGEST_MESSAGE_BYTES):
-                piece = receive[start : min(start + _LARGEST_MESSAGE_BYTES, end)]
-                self._run(broadcast, ([piece, MPI.BYTE], root))
+            self._broadcast(receive[begin:end], root, blocks=blocks)
+
+    def broadcast(self, data: Bytes, root: int) -> None:
+        self.sent_bytes += data.nbytes
+        # As for `all_gather_blocks`.
+        self._broadcast(data, root, blocks=self._blocks_now and not self.is_fault_tolerant)
+
+    def _broadcast(self, data: Bytes, root: int, *, blocks: bool) -> None:
+        call = self._comm.Bcast if blocks else self._comm.Ibcast
+        for start in range(0, data.size, _LARGEST_MESSAGE_BYTES):  # each has its own base address
+            piece = data[start : start + _LARGEST_MESSAGE_BYTES]
+            self._run(call, ([piece, MPI.BYTE], root))
 
     def all_reduce(
         self, send: npt.NDArray[Any] | None, receive: npt.NDArray[Any], op: ReduceOp

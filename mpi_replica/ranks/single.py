@@ -53,6 +53,9 @@ class SingleTransport(Transport):
         if send is not None:
             np.copyto(receive, send)
 
+    def broadcast(self, data: Bytes, root: int) -> None:
+        """Leaves it: the one rank has it."""
+
     def all_reduce(
         self, send: npt.NDArray[Any] | None, receive: npt.NDArray[Any], op: ReduceOp
     ) -> None:

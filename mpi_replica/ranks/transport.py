@@ -83,7 +83,7 @@ class Transport(abc.ABC):
     #: How many exchanges were begun, and how many of them have ended: all ranks count alike.
     steps: int = 0
     steps_ended: int = 0
-    #: Bytes that this rank gave to all exchanges.
+    #: Bytes that this rank gave to all exchanges; of a broadcast those that all get.
     sent_bytes: int = 0
     #: What the last `exchange` gave: the headers of all ranks, one behind the other, by the bytes
     #: of each. `HEADER_BYTES` is the smallest.
@@ -139,6 +139,10 @@ class Transport(abc.ABC):
         ``counts`` are the bytes of each rank's block. None for `send`: this rank's block is in
         its place already (that holds on all ranks or on none).
         """
+
+    @abc.abstractmethod
+    def broadcast(self, data: Bytes, root: int) -> None:
+        """Fills `data` with that of the rank `root`, of which it is read alone."""
 
     @abc.abstractmethod
     def all_reduce(

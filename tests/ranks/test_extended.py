@@ -3,6 +3,7 @@
 import contextvars
 import functools
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -184,6 +185,84 @@ def test_broadcast_to_gives_an_array_that_is_nobody_elses(strategy):
     value += 1 + strategy.rank
     assert on_all_ranks(result) == [[0.0] * 3] * 2
     assert result.flags.c_contiguous
+
+
+class Model:
+    """What pickle makes anew, with large arrays in it."""
+
+    def __init__(self, number):
+        self.weights = np.full((300, 400), float(number))
+        self.frozen = np.full(100_000, number)
+        self.frozen.flags.writeable = False
+
+
+def test_broadcast_to_gives_large_arrays_of_an_object_that_are_nobody_elses(strategy):
+    mine = Model(strategy.rank)
+    given = strategy.extended.broadcast_to({"m": mine, "w": mine.weights, "i": strategy.rank})
+    mine.weights += 1
+    found = given["m"].value
+    assert (given["i"].value, found is mine) == (0, False)
+    assert on_all_ranks([found.weights[0, 0], found.frozen[0], given["w"].value[0, 0]]) == [0, 0, 0]
+    assert not found.frozen.flags.writeable
+    found.weights += 2
+    assert found.weights[-1, -1] == 2
+    assert given["w"].value[-1, -1] == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda number: np.full((300, 401), number, order="F"),
+        lambda number: np.full((300, 402), number)[:, ::2],
+        lambda number: np.full(90_000, number, ">f8"),
+        lambda number: np.full(90_000, number, "M8[s]"),
+        lambda number: np.full(50_000, f"{number}é"),
+        lambda number: np.array([(number, 2.0)] * 30_000, [("a", "i4"), ("b", "f8")]),
+        lambda number: np.ma.masked_equal(np.arange(90_000) + number, 7),
+        lambda number: np.full(20_000, number, object),
+        lambda number: np.full(400_000, number)[1:],
+    ],
+    ids=[
+        "Fortran",
+        "strided",
+        "big endian",
+        "dates",
+        "texts",
+        "records",
+        "masked",
+        "objects",
+        "part",
+    ],
+)
+def test_broadcast_to_gives_large_arrays_of_any_kind(strategy, make):
+    given = strategy.extended.broadcast_to([make(strategy.rank), "beside"])[0].value
+    expected = make(0)
+    assert (type(given), given.dtype) == (type(expected), expected.dtype)
+    np.testing.assert_array_equal(given, expected)
+    given[...] = expected[(0,) * expected.ndim]
+    assert on_all_ranks(float(given.size)) == expected.size
+
+
+def test_what_rank_0_gives_to_all_takes_memory_for_the_result_and_for_what_comes(strategy):
+    """By hand it is what comes that is the result."""
+    value = np.full(1_000_000, 1.0 + strategy.rank)
+    with strategy.scope():
+        variable = mr.Variable(np.zeros_like(value))
+    calls = [variable.assign, variable.assign_add, strategy.extended.broadcast_to]
+    tracemalloc.start()
+    try:
+        peaks = []
+        for call in calls:
+            strategy.barrier()
+            tracemalloc.reset_peak()
+            start, _ = tracemalloc.get_traced_memory()
+            result = call(value)
+            peaks.append((tracemalloc.get_traced_memory()[1] - start) / value.nbytes)
+            del result
+    finally:
+        tracemalloc.stop()
+    most = 1.2 if strategy.rank == 0 else 2.2
+    assert max(peaks) < most, peaks
 
 
 def test_a_replica_can_not_write_into_what_was_broadcast(strategy):

@@ -49,6 +49,17 @@ class Gather(NamedTuple):
         transport.all_gather_blocks(self.send, self.receive, self.rank_bytes)
 
 
+class Bcast(NamedTuple):
+    """Bytes of one rank, for all; see `Transport.broadcast`."""
+
+    data: Bytes
+    root: int
+
+    def exchange(self, transport: Transport) -> None:
+        """Does it."""
+        transport.broadcast(self.data, self.root)
+
+
 class Reduce(NamedTuple):
     """Arrays of all ranks, combined item by item; see `Transport.all_reduce`."""
 
@@ -116,7 +127,7 @@ class OpenWindow(NamedTuple):
             return problem
 
 
-Exchange = Gather | Reduce | AllToAll | Barrier | Texts | PassOn | OpenWindow
+Exchange = Gather | Bcast | Reduce | AllToAll | Barrier | Texts | PassOn | OpenWindow
 Step = Agree[Any] | Raise | Exchange
 
 #: Yields steps, is sent what came of each, and returns the results.
