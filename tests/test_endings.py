@@ -16,14 +16,14 @@ pytestmark = pytest.mark.mpi_skip  # it starts ranks itself
 
 @pytest.fixture(params=LIBRARIES)
 def launch(request, tmp_path):
-    """Run a program on two ranks."""
+    """Run a program, on two ranks or more."""
 
-    def run(program, **settings):
+    def run(program, ranks=2, **settings):
         file = tmp_path / "train.py"
         file.write_text("import mpi_replica as mr\n" + textwrap.dedent(program))
         environment = {"PYTHONPATH": str(ROOT)}
         settings = {"timeout_seconds": 60, "env": environment, **settings}
-        return run_ranks(request.param, 2, [file], **settings)
+        return run_ranks(request.param, ranks, [file], **settings)
 
     return run
 
@@ -667,3 +667,66 @@ def test_ranks_that_wait_for_one_that_ends_mpi_are_told(launch):
     )
     assert done.returncode == 0, done.stderr
     assert "the program has ended on replica 0 (rank 0)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "handler", "raised"),
+    [
+        ("SIGINT", "signal.default_int_handler", "KeyboardInterrupt"),
+        ("SIGTERM", "lambda *_: sys.exit(3)", "SystemExit"),
+    ],
+)
+def test_a_strategy_that_all_close_is_closed_also_where_a_signal_comes(
+    launch, number, handler, raised
+):
+    """The others have freed its communicator, and would not answer any more."""
+    done = launch(
+        f"""
+        import signal, sys, threading
+        strategy = mr.MPIStrategy()
+        strategy.barrier()
+        signal.signal(signal.{number}, {handler})
+        join = threading.Thread.join
+        def joined_late(thread, *limit):
+            signal.raise_signal(signal.{number})
+            join(thread, *limit)
+        if strategy.rank == 1:
+            threading.Thread.join = joined_late
+        try:
+            strategy.close()
+        except BaseException as error:
+            print(type(error).__name__, flush=True)
+        strategy.close()
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{raised}\n", "")
+
+
+def test_what_a_signals_handler_raises_at_the_end_of_a_rank_comes_up_when_all_have_ended(launch):
+    """Torn off, its message would have kept all others at their end (MPICH, three ranks)."""
+    done = launch(
+        """
+        import os, pathlib, signal, sys, threading, time
+        strategy = mr.MPIStrategy()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
+        here = pathlib.Path(__file__).parent
+        def interrupt():
+            while not (here / "waits").exists():
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGTERM)
+            (here / "came").touch()
+        if strategy.rank == 0:
+            threading.Thread(target=interrupt, daemon=True).start()
+            import mpi_replica.strategy.job_end as job_end
+            go_through = job_end._go_through
+            def waits(*arguments):
+                (here / "waits").touch()
+                return go_through(*arguments)
+            job_end._go_through = waits
+        while strategy.rank and not (here / "came").exists():
+            time.sleep(0.001)
+        """,
+        ranks=3,
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("SystemExit: asked to end") == 1

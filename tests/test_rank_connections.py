@@ -881,6 +881,32 @@ def test_a_rank_tells_where_it_is_until_mpi_has_started(launch):
     assert launcher.facts(0)["mpi"]
 
 
+def test_of_a_deep_stack_the_innermost_frames_are_told(launch):
+    launcher = launch(stall_seconds=0.05)
+    process = launcher.start(
+        """
+        def load(depth):
+            unpack(depth - 1) if depth else wait()
+
+        def unpack(depth):
+            load(depth)
+
+        load(300)
+        """
+    )
+    place = launcher.serve_until_told("place")
+    frames = [line.split(", in ")[1] for line in place.splitlines() if ", in " in line]
+    assert frames == [*["load", "unpack"] * 9, "load", "wait"]
+    process.communicate("x", timeout=LIMIT_SECONDS)
+
+
+def test_what_is_too_much_to_be_told_takes_no_room_from_what_follows(launch):
+    launcher = launch()
+    launcher.start("connection.tell(text='x' * 70_000); connection.tell(follows=True)")
+    assert launcher.serve_until_told("follows")
+    assert "text" not in launcher.facts(0)
+
+
 def test_ranks_that_make_a_strategy_of_all_wait_in_vain_for_one_that_has_ended(launch):
     launcher = launch(size=3)
     for number in (1, 2):

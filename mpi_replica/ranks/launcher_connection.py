@@ -37,6 +37,8 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USE
 
 # As much as a connection takes that nobody reads.
 _MOST_BYTES = 1 << 16
+# Of the stack that is told: the innermost ones.
+_MOST_FRAMES = 20
 
 _connection: socket.socket | None = None
 _told_bytes = 0
@@ -91,7 +93,8 @@ def _look(seconds: float, depth: int) -> None:
             os.kill(getpid(), signal.SIGKILL)
         if not _has_started and monotonic() - start > due:
             stack = traceback.extract_stack(sys._current_frames().get(main or 0))
-            tell(place="".join(traceback.format_list(stack[depth:])))
+            innermost = stack[depth:][-_MOST_FRAMES:]
+            tell(place="".join(traceback.format_list(innermost)))
             due *= 2
 
 
@@ -174,9 +177,11 @@ def tell(**facts: object) -> None:
     """
     global _told_bytes
     data = json.dumps(facts).encode() + b"\n"
-    _told_bytes += len(data)
     is_end = "end" in facts or "begins_end" in facts
-    if (is_end or _told_bytes < _MOST_BYTES) and (connection := _own_connection()) is not None:
+    if not is_end and _told_bytes + len(data) > _MOST_BYTES:
+        return  # what is shorter, and may matter more, still has room
+    _told_bytes += len(data)
+    if (connection := _own_connection()) is not None:
         with contextlib.suppress(OSError):  # the kernel ends this process
             connection.send(data)
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []
+# What handlers of signals have raised while this rank waited for the others at its end.
+_held: list[BaseException] = []
 
 _DONE = object()
 _POLL_SECONDS = 0.001
@@ -93,9 +95,9 @@ def _set_up() -> None:
 
 def remove_engine(engine: Engine) -> None:
     """Takes care of `engine` no more: all ranks have closed it."""
-    watcher.remove(engine.watch)
     if engine in _engines:
         _engines.remove(engine)
+    watcher.remove(engine.watch)
 
 
 def engines() -> tuple[Engine, ...]:
@@ -154,6 +156,8 @@ def _leave() -> None:
         _leave_undisturbed()
     finally:
         gate.open()
+    if _held:
+        raise _held[0]
 
 
 def _leave_undisturbed() -> None:
@@ -226,7 +230,10 @@ def _go_through(waits: list[Iterator[None]], limit: float = math.inf) -> bool:
         waits = [one for one in waits if next(one, _DONE) is not _DONE]
         if waits and monotonic() > limit:
             return False
-        sleep(_POLL_SECONDS if waits else 0)
+        try:
+            sleep(_POLL_SECONDS if waits else 0)
+        except BaseException as error:  # of a signal's handler: others wait for this rank
+            _held.append(error)
     return True
 
 

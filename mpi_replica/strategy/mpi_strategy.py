@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any
 
@@ -199,32 +200,39 @@ class MPIStrategy(Strategy):
         if self._is_closed:
             return
         require_cross_replica(self, "close")
+        gate.close()  # Ctrl-C in between would leave it open here, and closed on the other ranks
+        try:
+            self._close_everywhere()
+        finally:
+            gate.open()
+        if gate.take():
+            raise KeyboardInterrupt
+
+    def _close_everywhere(self) -> None:
         engine, transport = self.engine, self.engine.transport
-        have_all_come = False
-        if engine.agreement.final is None and not engine.is_spare:
-            call = engine.make("close", None, BarrierCall, "close", is_anywhere=True)
-            engine.watch.recorder.want_comparison()
-            try:
-                engine.cross_replica(call)
-                have_all_come = True
-            except RankLostError:
-                if not transport.is_fault_tolerant or transport.loss is None:
-                    raise
-                # Nobody else is needed to close it, and MPI keeps what was in flight.
-            job_end.remove_engine(engine)
-        self._close_here()
-        if have_all_come:
-            transport.close()
+        with contextlib.ExitStack() as rest:  # all of it, also where a signal's handler raises
+            if engine.agreement.final is None and not engine.is_spare:
+                call = engine.make("close", None, BarrierCall, "close", is_anywhere=True)
+                engine.watch.recorder.want_comparison()
+                try:
+                    engine.cross_replica(call)
+                    rest.callback(transport.close)
+                except RankLostError:
+                    if not transport.is_fault_tolerant or transport.loss is None:
+                        raise
+                    # Nobody else is needed to close it, and MPI keeps what was in flight.
+                rest.callback(job_end.remove_engine, engine)
+            rest.callback(self._close_here)
 
     def _close_here(self, *, stays_watched: bool = False) -> None:
         self._is_closed = True
         open_strategies.discard(self)
         if self._release_blas is not None:
             self._release_blas()
-        if not stays_watched:
-            watcher.remove(self.engine.watch)
         self.engine.agreement.close()
         self.engine.group.pool.close()
+        if not stays_watched:
+            watcher.remove(self.engine.watch)
 
     def __enter__(self) -> MPIStrategy:
         return self

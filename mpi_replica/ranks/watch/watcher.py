@@ -87,8 +87,10 @@ class Watcher:
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             self._going_on.release()
-            thread.join(_STOP_SECONDS)
-            self._signal.remove()
+            try:
+                thread.join(_STOP_SECONDS)
+            finally:  # where a signal's handler raises, it ends all the same
+                self._signal.remove()
 
     def forget(self) -> None:
         """Forgets all, in a forked child: thread and watches are the parent's."""
