@@ -49,8 +49,8 @@ class EqualEverywhere(Call):
         self.write = write
         self.held_bytes = held_bytes
         self.at_once = at_once
-        what, digest = f"{kind}({detail})", digest_of(value)
-        self.note = Note(what, site, digest, advice, "ValueError", is_value=True)
+        what = f"{kind}({', '.join(filter(None, [detail, options.wire]))})"  # as of any call
+        self.note = Note(what, site, digest_of(value), advice, "ValueError", is_value=True)
         self.identify(detail)
 
     @property

@@ -85,8 +85,8 @@ class Variable(Assignable, ActsAsValue):
     that a variable synchronized on read, read in cross-replica context, is reduced: collective.
 
     Making it copies the value: an array on each rank, or one for each replica. One message of 256
-    bytes a rank where the value fits into it, else one Allgatherv more; two such messages more for
-    more than 1 MiB. Counterpart of ``tf.Variable`` in a strategy's scope.
+    bytes a rank where the value fits into it, else one Allgatherv more; for 64 KiB and more another
+    such message and a ``Bcast``. Counterpart of ``tf.Variable`` in a strategy's scope.
 
     Examples
     --------

@@ -327,10 +327,12 @@ class StrategyExtended:
 
         Notes
         -----
-        One message of 256 bytes a rank where the value fits into it, else one Allgatherv more. For
-        objects that are no arrays, numbers or texts another message of 256 bytes: every rank loads
-        them, rank 0 too, and an error there is one on all ranks. With more than 1 MiB there are two
-        such. Counterpart of ``tf.compat.v1.distribute.StrategyExtended.broadcast_to``.
+        One message of 256 bytes a rank where the value fits into it, else one Allgatherv more.
+        Arrays of 64 KiB and more go by themselves, a ``Bcast`` each, behind another message of 256
+        bytes. For objects that are no arrays, numbers or texts one such message more: every rank
+        loads them, rank 0 too, and an error there is one on all ranks. With more than 1 MiB of all
+        else there are two such. Each rank copies the arrays once.
+        Counterpart of ``tf.compat.v1.distribute.StrategyExtended.broadcast_to``.
 
         Examples
         --------
@@ -383,7 +385,8 @@ class StrategyExtended:
             Nests; a `Mirrored` is passed as the value in it. Where `fn` is called for each local
             replica, with containers of its own, and arrays of numpy that it can't write into.
         group : bool, default True
-            Whether the result comes alone; otherwise as a tuple with an entry for each call.
+            Whether the result comes alone; otherwise as a tuple with an entry for each call of this
+            rank.
 
         Returns
         -------

@@ -77,7 +77,8 @@ class MessagePassing(StrategyBase):
         tuple
             One entry for each replica, in the order of their ids; for a nest, one nest each: what
             `experimental_local_results` gives, of the replicas of all ranks. Entries are what
-            pickle made of the objects, the same on all ranks, and nobody else's.
+            pickle made of the objects, the same on all ranks, and nobody else's. Arrays in them
+            are read-only where those given are, such as parts of what replicas of a rank share.
 
         Raises
         ------

@@ -852,3 +852,24 @@ def test_a_step_that_writes_into_a_value_is_told_how_to_assign(strategy):
     assert any("variable.assign" in note for note in error.__notes__)
     np.testing.assert_array_equal(weight, 0.0)
     check_works(strategy)
+
+
+def test_an_assignment_is_told_alike_where_ranks_wait_in_it_and_where_they_wrote_before(strategy):
+    options = mr.CommunicationOptions(reproducible=True)
+    other = mr.MPIStrategy(strategy.communicator, num_replicas=6, communication_options=options)
+    with other.scope():
+        v = mr.Variable(0.0, name="v")
+
+    def step():
+        context = mr.get_replica_context()
+        if context.replica_id_in_sync_group == 3:
+            context.all_reduce("SUM", 77)
+        v.assign(1.0)
+        context.all_reduce("SUM", 5.0)
+
+    with pytest.raises(mr.errors.CollectiveMismatchError) as raised:
+        other.run(step)
+    told = str(raised.value)
+    assert told.count("Variable.assign(variable 0 'v', reproducible)") == 1
+    assert told.count("Variable.assign") == 1
+    other.close()
