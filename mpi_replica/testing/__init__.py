@@ -53,6 +53,7 @@ ranks. With ``--pdb`` no limit holds.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import math
 import os
 import threading
@@ -67,6 +68,10 @@ from ..ranks.transport import Transport
 from ..strategy.mpi_strategy import MPIStrategy
 from .fence import Fence
 from .plugin import BODY_PASSED, RankFence, quieten
+
+# Where a test patches clocks or the pid, what is imported in it would keep what stands for these.
+for _later in ("checkpoint", "data", "strategy.elastic.attempts"):
+    importlib.import_module(f"mpi_replica.{_later}")
 
 __all__ = ["passed_everywhere", "strategy"]
 
