@@ -21,8 +21,9 @@ from optree.registry import __GLOBAL_NAMESPACE as GLOBAL
 
 import mpi_replica as mr
 from mpi_replica.core import nest
-from mpi_replica.core.containers import plain_key
+from mpi_replica.core.containers import NAMESPACE, plain_key
 from mpi_replica.core.exceptions import StructureMismatchError
+from mpi_replica.core.key_order import key_order
 
 
 class Point(NamedTuple):
@@ -392,6 +393,7 @@ IS_PLAIN = (type(None), int, float, bool, str, bytes, np.float32, np.ndarray)
 
 @given(st.lists(DICTS, min_size=1, max_size=6))
 def test_the_quick_way_gives_what_flatten_gives_whatever_came_before(values):
+    orders = {}
     for value in values * 2:
         leaves, structure, is_plain = nest.flatten_plain(value)
         expected, other = nest.flatten(value)
@@ -401,8 +403,22 @@ def test_the_quick_way_gives_what_flatten_gives_whatever_came_before(values):
         assert (is_plain == nest.ARRAYS) == all(type(leaf) is np.ndarray for leaf in leaves)
         again = nest.unflatten(structure, leaves)
         assert type(again) is type(value)
-        if isinstance(value, list | dict):
+        if isinstance(value, list | tuple | dict):
             assert list(again) == list(value)  # keys in the order in which they were put in
+        # One object as the structure: one order of keys. It is kept, so that no other comes there.
+        order = orders.setdefault(id(structure), (structure, key_order(value)))
+        assert order == (structure, key_order(value))
+
+
+@given(st.lists(DICTS | st.lists(PLAIN, max_size=3), min_size=1, max_size=6))
+def test_where_a_list_is_a_leaf_all_else_is_as_elsewhere(values):
+    for value in values * 2:
+        leaves, structure = nest.flatten_tensors(value)
+        expected, other = optree.tree_flatten(
+            value, lambda node: isinstance(node, list), none_is_leaf=True, namespace=NAMESPACE
+        )
+        assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in expected]
+        assert structure == other
 
 
 class Unordered:
@@ -460,10 +476,11 @@ def test_arguments_are_flattened_as_the_tuple_and_the_dict_that_they_are(calls):
         assert bool(is_plain) == all(type(leaf) in IS_PLAIN for leaf in leaves)
 
 
-def test_the_leaves_of_a_list_are_another_list():
+@pytest.mark.parametrize("flatten", [nest.flatten, nest.flatten_plain])
+def test_the_leaves_of_a_list_are_another_list(flatten):
     value = [1.0, 2.0]
     for _ in range(2):
-        leaves, _, _ = nest.flatten_plain(value)
+        leaves = flatten(value)[0]
         leaves.append(3.0)
         assert value == [1.0, 2.0]
 
@@ -535,9 +552,10 @@ def test_a_key_never_stands_for_two_structures(few_are_kept, values):
     [
         lambda: nest.flatten_plain({"met by two threads": 1}),
         lambda: nest.flatten_plain([1] * 17),
+        lambda: nest.flatten_plain((1,) * 17),
         lambda: nest.flatten_arguments([1] * 17, {}),
     ],
-    ids=["dict", "list", "arguments"],
+    ids=["dict", "list", "tuple", "arguments"],
 )
 def test_two_threads_that_learn_a_structure_at_once_leave_no_number_without_a_structure(
     flatten, monkeypatch

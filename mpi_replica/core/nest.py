@@ -57,12 +57,13 @@ ADDRESS = re.compile(" at 0x[0-9a-f]+>")
 # Structures of a program are few; a program that makes new ones all the time must not grow.
 _CACHE_SIZE = 4096
 
-# What optree need not be asked again: the structures of the commonest nests, dicts and lists of
-# arrays and plain arguments. Of dicts with the same keys in the same order: the keys in the order
-# of the leaves, and the structure; of lists by their length, of arguments by their number.
+# What optree need not be asked again: the structures of the commonest nests, dicts, lists and
+# tuples of arrays and plain arguments. Of dicts with the same keys in the same order: the keys in
+# the order of the leaves, and the structure; of others by their length.
 _flat_dicts: dict[tuple[str, ...], tuple[list[str], Structure]] = {}
-_flat_lists: dict[int, Structure] = {}
+_flat_sequences: dict[type, dict[int, Structure]] = {list: {}, tuple: {}}
 _flat_arguments: dict[int, Structure] = {}
+_flat: list[dict[Any, Any]] = [_flat_dicts, *_flat_sequences.values(), _flat_arguments]
 # Keys of other types can be equal and yet be others, as 1 and True.
 _STRINGS = frozenset({str})
 # A number for each of them, by its id, which never comes to mean another structure.
@@ -144,6 +145,11 @@ def _can_be_sorted(keys: Iterable[Any]) -> bool:
 
 def flatten_tensors(value: Any) -> tuple[list[Any], Structure]:
     """Flattens a nest in which a list is a leaf, as in tf where it is made a tensor."""
+    if type(value) in (tuple, dict):
+        items = value if type(value) is tuple else value.values()
+        if _LEAF_TYPES.issuperset(map(type, items)):  # no list among them
+            leaves, structure, _ = flatten_plain(value)
+            return leaves, structure
     leaves, structure = _opened(value, _is_list)
     is_opened = _open_classes([leaf for leaf in leaves if not _is_list(leaf)])
     return flatten_tensors(value) if is_opened else (leaves, structure)
@@ -185,7 +191,8 @@ def _stays_leaf(kind: type) -> bool:
 def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:
     """Flattens a nest; tells also what all leaves are: `ARRAYS`, `PLAIN` or `OTHERS`.
 
-    Quick: some plain leaves of rarer types are not known to be.
+    Quick: some plain leaves of rarer types are not known to be. Where it returns the same object as
+    the structure of two nests, their keys are in the same order, too.
     """
     kind = type(value)
     if kind is np.ndarray:
@@ -201,9 +208,10 @@ def flatten_plain(value: Any) -> tuple[list[Any], Structure, int]:
             leaves = [value[key] for key in keys]
             if (plain := _plainness(leaves)) is not None:
                 return leaves, structure, plain
-    elif kind is list and len(value) in _flat_lists:
-        if (plain := _plainness(value)) is not None:
-            return value.copy(), _flat_lists[len(value)], plain
+    elif kind is list or kind is tuple:
+        flat = _flat_sequences[kind].get(len(value))
+        if flat is not None and (plain := _plainness(value)) is not None:
+            return [*value], flat, plain
     leaves, structure = _opened(value)
     if (plain := _plainness(leaves)) is not None:
         _learn(value, leaves, structure)
@@ -238,14 +246,14 @@ def flatten_arguments(
 
 
 def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
-    """Remembers the structure of a dict or list whose items are all leaves."""
+    """Remembers the structure of a dict, list or tuple whose items are all leaves."""
     kind = type(value)
-    if kind not in (dict, list) or len(value) != len(leaves):
+    if kind not in (dict, list, tuple) or len(value) != len(leaves):
         return
     if not _is_flat(value.values() if kind is dict else value):
         return
-    if kind is list:
-        _keep(_flat_lists, len(value), structure, structure)
+    if kind is not dict:
+        _keep(_flat_sequences[kind], len(value), structure, structure)
     elif _STRINGS.issuperset(map(type, value)):
         keys = sorted(value)
         # others where the program has told optree, for a while, to keep the order of keys
@@ -258,12 +266,11 @@ def _keep(known: dict[Any, Any], name: Any, entry: Any, structure: Structure) ->
     with _lock:
         if name in known:  # by another thread
             return
-        if len(_flat_dicts) + len(_flat_lists) + len(_flat_arguments) >= _CACHE_SIZE:
+        if sum(map(len, _flat)) >= _CACHE_SIZE:
             _numbers.clear()  # first: where a structure was another one may lie
             _numbers[id(_LEAF)] = 0
-            _flat_dicts.clear()
-            _flat_lists.clear()
-            _flat_arguments.clear()
+            for others in _flat:
+                others.clear()
         known[name] = entry
         _numbers[id(structure)] = next(_counter)
 

@@ -53,7 +53,7 @@ class Factories(Chain):
         >>> [element.tolist() for element in mr.data.Dataset.from_tensor_slices([[1, 2], [3, 4]])]
         [[1, 2], [3, 4]]
         """
-        return cls(sources.Slices(as_arrays(tensors, "from_tensor_slices")))
+        return cls(sources.Slices(as_arrays(tensors, lambda: "from_tensor_slices")))
 
     @classmethod
     def range(cls, *args: int) -> Self:

@@ -19,6 +19,7 @@ from ...core.nest import Structure, map_structure, unflatten
 from ..elements import (
     ArraySpec,
     as_arrays,
+    own_arrays,
     own_copy,
     parts_of,
     row_count,
@@ -145,19 +146,21 @@ class Map(Verb):
         return self._source.place(position, epoch)
 
     def _call(self, element: Any, position: int, epoch: int, cut: Cut | None) -> Element:
-        rows = 1
         try:
             with Reading(epoch, position):
                 value = spread(self._function, element)
-            made = as_arrays(value, f"what {self._name} returned")
-            if cut is not None:
-                rows = row_count(made, lambda: f"what {self._name} returned")
-                made = parts_of(made, cut(rows))
+            # Copied, since the function may return what it keeps, or the same buffer each time.
+            if cut is None:
+                return 1, own_arrays(value, self._returned)
+            made = as_arrays(value, self._returned)
+            rows = row_count(made, self._returned)
+            return rows, own_copy(parts_of(made, cut(rows)))
         except Exception as error:
             add_note(error, f"Raised in {self._name} for {self.place(position, epoch)}.")
             raise
-        # Copied, since the function may return what it keeps, or the same buffer each time.
-        return rows, own_copy(made)
+
+    def _returned(self) -> str:
+        return f"what {self._name} returned"
 
 
 class Zip(DatasetPlan):

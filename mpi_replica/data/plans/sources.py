@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import operator
@@ -14,8 +15,8 @@ import numpy as np
 
 from ...core.array_libraries import give_back, to_numpy, way_back
 from ...core.exceptions import add_note
-from ...core.nest import flatten, leaf_paths, map_structure, unflatten
-from ..elements import ArraySpec, as_arrays, at, own_copy, unstacked
+from ...core.nest import flatten, leaf_paths, unflatten
+from ..elements import ArraySpec, at, own_arrays
 from ..epochs import ReadElements, Reading
 from .dataset_plan import (
     INFINITE_CARDINALITY,
@@ -70,21 +71,26 @@ class Slices(DatasetPlan):
             )
         rows = len(leaves[0])
         super().__init__(f"from_tensor_slices({rows} rows)", rows, indexable=True, batched=False)
-        self._arrays = unflatten(structure, leaves)
+        self._leaves = leaves
+        self._structure = structure
         self._way = way_back(originals, is_of_call=False)
 
     def spec(self) -> Any:
-        return map_structure(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._arrays)
+        specs = [ArraySpec(leaf.shape[1:], leaf.dtype) for leaf in self._leaves]
+        return unflatten(self._structure, specs)
+
+    def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
+        return 1, self._given([leaf[position].copy() for leaf in self._leaves])
 
     def elements(self, positions: Positions, epoch: int) -> list[Any]:
-        return unstacked(self._read(positions), positions.size, self._way)
+        rows = [leaf[positions] for leaf in self._leaves]
+        return [self._given([leaf[row] for leaf in rows]) for row in range(positions.size)]
 
     def read(self, positions: Positions, epoch: int) -> Any:
-        leaves, structure = flatten(self._read(positions))
-        return unflatten(structure, give_back(leaves, self._way))
+        return self._given([leaf[positions] for leaf in self._leaves])
 
-    def _read(self, positions: Positions) -> Any:
-        return map_structure(lambda leaf: leaf[positions], self._arrays)
+    def _given(self, leaves: list[Any]) -> Any:
+        return unflatten(self._structure, give_back(leaves, self._way))
 
     def place(self, position: int, epoch: int) -> str:
         return f"row {position} of {self.text}"
@@ -102,17 +108,24 @@ class Range(DatasetPlan):
     def spec(self) -> Any:
         return ArraySpec((), np.dtype(np.int64))
 
+    def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
+        return 1, np.int64(self._number(position))
+
     def elements(self, positions: Positions, epoch: int) -> list[Any]:
-        return unstacked(self.read(positions, epoch), positions.size)
+        return [*self.read(positions, epoch)]
 
     def read(self, positions: Positions, epoch: int) -> Any:
-        if self.length < 0 and positions.size:
-            last = self._start + self._step * int(positions.max())
-            if last > np.iinfo(np.int64).max:  # numpy would wrap it around
-                raise ValueError(
-                    f"number {last} of {self.text} does not fit int64. Start with a smaller one."
-                )
+        if positions.size:
+            self._number(int(positions.max()))
         return self._start + self._step * positions
+
+    def _number(self, position: int) -> int:
+        number = self._start + self._step * position
+        if self.length < 0 and number > np.iinfo(np.int64).max:  # numpy would wrap it around
+            raise ValueError(
+                f"number {number} of {self.text} does not fit int64. Start with a smaller one."
+            )
+        return number
 
 
 class Items(DatasetPlan):
@@ -128,12 +141,11 @@ class Items(DatasetPlan):
         try:
             with Reading(epoch, position):
                 row = called(operator.getitem, self._source, position)
-            row = as_arrays(row, f"what {self.text} gave")
+            # Copied, since the source may fill the same buffer again before a batch is stacked.
+            return 1, own_arrays(row, lambda: f"what {self.text} gave")
         except Exception as error:
             add_note(error, f"Raised for {self.place(position, epoch)}.")
             raise
-        # Copied, since the source may fill the same buffer again before a batch is stacked.
-        return 1, own_copy(row)
 
     def place(self, position: int, epoch: int) -> str:
         return f"row {position} of {self.text}"
@@ -173,4 +185,4 @@ class Generated(DatasetPlan):
                 raise
             if number >= start:
                 # Copied, since a generator may fill the same buffer again.
-                yield 1, own_copy(as_arrays(element, self.place(number, epoch)))
+                yield 1, own_arrays(element, functools.partial(self.place, number, epoch))

@@ -86,11 +86,10 @@ class Filter(Verb):
         try:
             with Reading(epoch, position):
                 answer = spread(self._predicate, element)
+            if isinstance(answer, bool | np.bool_):
+                return bool(answer)
             answer = to_numpy(answer)
-            is_answer = isinstance(answer, bool | np.bool_) or (
-                isinstance(answer, np.ndarray) and answer.dtype == bool and answer.ndim == 0
-            )
-            if not is_answer:
+            if not (isinstance(answer, np.ndarray) and answer.dtype == bool and answer.ndim == 0):
                 raise TypeError(
                     f"{self._name} must return True or False, got {answer!r}. For an array say "
                     "which: mask.all() or mask.any()."
