@@ -168,6 +168,27 @@ def test_training_stands_beside_that_of_torch_alone_and_where_a_core_is_busy(lib
     assert min(ratios) > 0
 
 
+@pytest.mark.parametrize("library", LIBRARIES[-1:])
+def test_broadcasts_and_input_stand_beside_what_gives_the_same_by_hand(library, tmp_path):
+    """Or there would be no row."""
+    kept = tmp_path / "rows.json"
+    quick_run(library, "broadcast", "datasets", "--json", kept)
+    broadcasts, datasets = json.loads(kept.read_text())["tables"]
+    assert [row["what"] for row in broadcasts["rows"]] == [
+        f"{call} of {size}"
+        for size in ("1 kB", "64 kB", "1 MB")
+        for call in ("extended.broadcast_to", "variable.assign")
+    ]
+    for row in broadcasts["rows"]:
+        by_hand, naive = row["besides"]
+        assert by_hand["name"].startswith("by hand, ")
+        assert naive["name"] == "naive: bcast"
+    for row in datasets["rows"]:
+        (side,) = row["besides"]
+        assert side["name"] == "a loop"
+        assert side["value"] > 0
+
+
 @pytest.mark.parametrize("library", LIBRARIES[:1])
 def test_checkpoints_stand_beside_those_by_hand_and_leave_no_files(library, tmp_path):
     folder, kept = Path(os.environ.get("TMPDIR", ROOT)), tmp_path / "rows.json"

@@ -32,7 +32,11 @@ class RunArguments(NamedTuple):
         ids = layout.local_replica_ids
         if not args and not kwargs:
             return cls([(i, (), kwargs) for i in ids])
-        leaves, structure = nest.flatten((tuple(args), dict(kwargs)))
+        leaves, structure, _ = nest.flatten_arguments(args, kwargs)
+        if layout.has_one_each and not any([isinstance(leaf, Mirrored) for leaf in leaves]):
+            (i,) = ids  # and nothing is shared
+            mine = [component_of(leaf, i, layout.num_replicas) for leaf in leaves]
+            return cls([(i, *nest.unflatten(structure, mine))])
         components = [[component_of(leaf, i, layout.num_replicas) for i in ids] for leaf in leaves]
         shared = _shared(leaves, components, layout)
         if any(shared):
