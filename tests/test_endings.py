@@ -669,6 +669,16 @@ def test_ranks_that_wait_for_one_that_ends_mpi_are_told(launch):
     assert "the program has ended on replica 0 (rank 0)" in done.stdout
 
 
+# Where a signal comes while a strategy is closed: when all have agreed to it.
+CLOSING = {
+    "BLAS gets its threads back": ("strategy", "_release_blas"),
+    "the call is answered": ("CloseCall", "answer"),
+    "the engine is removed": ("job_end", "remove_engine"),
+    "the watcher ends": ("threading.Thread", "join"),
+}
+
+
+@pytest.mark.parametrize("place", CLOSING)
 @pytest.mark.parametrize(
     ("number", "handler", "raised"),
     [
@@ -677,53 +687,81 @@ def test_ranks_that_wait_for_one_that_ends_mpi_are_told(launch):
     ],
 )
 def test_a_strategy_that_all_close_is_closed_also_where_a_signal_comes(
-    launch, number, handler, raised
+    launch, number, handler, raised, place
 ):
     """The others have freed its communicator, and would not answer any more."""
+    owner, name = CLOSING[place]
     done = launch(
         f"""
         import signal, sys, threading
-        strategy = mr.MPIStrategy()
+        from mpi_replica.collectives.barrier import CloseCall
+        from mpi_replica.strategy import job_end
+        options = mr.CommunicationOptions(reproducible=True)
+        strategy = mr.MPIStrategy(communication_options=options)
         strategy.barrier()
         signal.signal(signal.{number}, {handler})
-        join = threading.Thread.join
-        def joined_late(thread, *limit):
+        original = {owner}.{name}
+        def interrupted(*arguments):
+            {owner}.{name} = original
             signal.raise_signal(signal.{number})
-            join(thread, *limit)
+            return original(*arguments)
         if strategy.rank == 1:
-            threading.Thread.join = joined_late
+            {owner}.{name} = interrupted
         try:
             strategy.close()
         except BaseException as error:
             print(type(error).__name__, flush=True)
         strategy.close()
+        try:
+            strategy.barrier()
+        except mr.errors.ContextError as error:
+            assert "the strategy is closed" in str(error)
         """
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{raised}\n", "")
 
 
-def test_what_a_signals_handler_raises_at_the_end_of_a_rank_comes_up_when_all_have_ended(launch):
+# Where a rank is that waits for the others at its end when a signal comes.
+WAITING = {"it sleeps": "sleep", "it looks at the clock": "monotonic", "it asks": "_leaving"}
+
+
+@pytest.mark.parametrize("place", WAITING)
+def test_what_a_signals_handler_raises_at_the_end_of_a_rank_comes_up_when_all_have_ended(
+    launch, place
+):
     """Torn off, its message would have kept all others at their end (MPICH, three ranks)."""
     done = launch(
-        """
-        import os, pathlib, signal, sys, threading, time
+        f"""
+        import functools, pathlib, signal, sys, time
+        import mpi_replica.strategy.job_end as job_end
         strategy = mr.MPIStrategy()
+        came = pathlib.Path(__file__).parent / "came"
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
-        here = pathlib.Path(__file__).parent
+        turns = 0
         def interrupt():
-            while not (here / "waits").exists():
-                time.sleep(0.001)
-            os.kill(os.getpid(), signal.SIGTERM)
-            (here / "came").touch()
+            global turns
+            turns += 1
+            if turns == 3:
+                came.touch()
+                signal.raise_signal(signal.SIGTERM)
+        def interrupted(original):
+            @functools.wraps(original)
+            def call(*arguments, **options):
+                interrupt()
+                result = original(*arguments, **options)
+                return asked(result) if "{WAITING[place]}" == "_leaving" else result
+            return call
+        def asked(wait):
+            while True:
+                interrupt()
+                try:
+                    next(wait)
+                except StopIteration:
+                    return
+                yield
         if strategy.rank == 0:
-            threading.Thread(target=interrupt, daemon=True).start()
-            import mpi_replica.strategy.job_end as job_end
-            go_through = job_end._go_through
-            def waits(*arguments):
-                (here / "waits").touch()
-                return go_through(*arguments)
-            job_end._go_through = waits
-        while strategy.rank and not (here / "came").exists():
+            job_end.{WAITING[place]} = interrupted(job_end.{WAITING[place]})
+        while strategy.rank and not came.exists():
             time.sleep(0.001)
         """,
         ranks=3,

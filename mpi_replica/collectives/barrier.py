@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from ..core.options import CommunicationOptions
 from .agreement.call import Call
+from .agreement.group import Group
 from .agreement.site import CallSite, FunctionIdentity
 
 
@@ -36,3 +39,22 @@ class BarrierCall(Call):
         self.detail, self.identity = detail, function
         if not is_anywhere:
             self.identify((detail, function and function.digest))
+
+
+class CloseCall(BarrierCall):
+    """The last call of a strategy: the others are gone when they have agreed to it.
+
+    Parameters
+    ----------
+    agreed : callable
+        Called as soon as they have.
+    """
+
+    def __init__(
+        self, site: CallSite, options: CommunicationOptions, agreed: Callable[[], None]
+    ) -> None:
+        super().__init__(site, options, "close", is_anywhere=True)
+        self._agreed = agreed
+
+    def steps(self, group: Group, calls: Sequence[Call], prepared: None) -> None:
+        self._agreed()

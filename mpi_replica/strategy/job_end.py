@@ -27,6 +27,7 @@ from ..core.exceptions import ContextError, RankLostError, in_words, is_reported
 from ..core.standard_error import write_error
 from ..core.tracebacks import printed
 from ..ranks.early_end import leave_to_strategies
+from ..ranks.held_signals import HeldSignals
 from ..ranks.interrupts import gate
 from ..ranks.launcher_connection import note_end, tell_end
 from ..ranks.survivors import Survivors
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 # What ended the program here, and another rank prints.
 _left_to_others: list[BaseException] = []
-# What handlers of signals have raised while this rank waited for the others at its end.
+# At the end handlers of signals run only while this rank waits for others; what they have raised.
+_signals = HeldSignals()
 _held: list[BaseException] = []
 
 _DONE = object()
@@ -135,14 +137,16 @@ def end_with_mpi() -> None:
 
 
 def _leave_before_mpi_ends() -> None:
-    _leave()
-    for strategy in open_strategies:
-        engine = cast("StrategyBase", strategy).engine
-        if engine.transport.communicator is not None:
-            engine.agreement.final = ContextError(
-                "a strategy was used after MPI.Finalize(), with which it ended. Leave that call"
-                " out: mpi4py makes it at the end of the program."
-            )
+    try:
+        _leave()
+    finally:  # also where a signal's handler has raised
+        for strategy in open_strategies:
+            engine = cast("StrategyBase", strategy).engine
+            if engine.transport.communicator is not None:
+                engine.agreement.final = ContextError(
+                    "a strategy was used after MPI.Finalize(), with which it ended. Leave that call"
+                    " out: mpi4py makes it at the end of the program."
+                )
 
 
 def _leave() -> None:
@@ -153,9 +157,11 @@ def _leave() -> None:
     _has_left = True
     gate.close()  # Ctrl-C in between would leave without a word
     try:
+        _signals.hold()
         _leave_undisturbed()
     finally:
         gate.open()
+        _signals.release()
     if _held:
         raise _held[0]
 
@@ -231,6 +237,7 @@ def _go_through(waits: list[Iterator[None]], limit: float = math.inf) -> bool:
         if waits and monotonic() > limit:
             return False
         try:
+            _signals.let_through()
             sleep(_POLL_SECONDS if waits else 0)
         except BaseException as error:  # of a signal's handler: others wait for this rank
             _held.append(error)

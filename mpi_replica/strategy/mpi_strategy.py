@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from typing import Any
 
-from ..collectives.barrier import BarrierCall
+from ..collectives.barrier import CloseCall
 from ..collectives.engine import Engine
 from ..core.context import enter_open_strategy, open_strategies, require_cross_replica
 from ..core.exceptions import RankLostError
 from ..core.layout import Layout
 from ..core.options import CommunicationOptions
 from ..ranks import blas
+from ..ranks.held_signals import HeldSignals
 from ..ranks.interrupts import gate
 from ..ranks.transport import Transport
 from ..ranks.watch import event_log
@@ -210,26 +210,34 @@ class MPIStrategy(Strategy):
 
     def _close_everywhere(self) -> None:
         engine, transport = self.engine, self.engine.transport
-        with contextlib.ExitStack() as rest:  # all of it, also where a signal's handler raises
-            if engine.agreement.final is None and not engine.is_spare:
-                call = engine.make("close", None, BarrierCall, "close", is_anywhere=True)
-                engine.watch.recorder.want_comparison()
-                try:
-                    engine.cross_replica(call)
-                    rest.callback(transport.close)
-                except RankLostError:
-                    if not transport.is_fault_tolerant or transport.loss is None:
-                        raise
-                    # Nobody else is needed to close it, and MPI keeps what was in flight.
-                rest.callback(job_end.remove_engine, engine)
-            rest.callback(self._close_here)
+        if engine.agreement.final is not None or engine.is_spare:
+            self._close_here()
+            return
+        signals = HeldSignals()  # a handler that raises would leave it open here alone
+        call = engine.make("close", None, CloseCall, signals.hold)
+        engine.watch.recorder.want_comparison()
+        try:
+            is_lost = False
+            try:
+                engine.cross_replica(call)
+            except RankLostError:
+                # Nobody else is needed to close it, and MPI keeps what was in flight.
+                is_lost = transport.is_fault_tolerant and transport.loss is not None
+                if not is_lost:
+                    raise
+            self._close_here()
+            job_end.remove_engine(engine)
+            if not is_lost:
+                transport.close()
+        finally:
+            signals.release()
 
     def _close_here(self, *, stays_watched: bool = False) -> None:
         self._is_closed = True
+        self.engine.agreement.close()
         open_strategies.discard(self)
         if self._release_blas is not None:
             self._release_blas()
-        self.engine.agreement.close()
         self.engine.group.pool.close()
         if not stays_watched:
             watcher.remove(self.engine.watch)
