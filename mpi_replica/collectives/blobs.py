@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import io
 import pickle
 import struct
 import sys
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -30,17 +30,20 @@ _FOLLOWS = 1  # the bit of the first byte that tells that the blob does not stan
 def pickled(kind: str, value: Any, who: str, beside: list[Bytes] | None = None) -> bytes:
     """Returns the blob of an object, which `who` has given to the call `kind`.
 
-    The memory of large arrays is not in the blob, but added to `beside`, where that is given: what
-    loads the object must have as much.
+    The memory of large arrays is not in the blob, but added to `beside`, where that is given: then
+    `unpickled` must have as much.
 
     Raises
     ------
     TypeError
         It can't be pickled.
     """
-    leave_out = None if beside is None else functools.partial(_leave_out, beside)
     try:
-        return pickle.dumps(value, protocol=5, buffer_callback=leave_out)
+        if beside is None:
+            return pickle.dumps(value, protocol=5)
+        file = io.BytesIO()
+        _Pickler(file, beside).dump(value)
+        return file.getvalue()
     except (MemoryError, MPIReplicaError):  # the latter of a call that pickling has made
         raise
     except Exception as error:
@@ -50,13 +53,31 @@ def pickled(kind: str, value: Any, who: str, beside: list[Bytes] | None = None) 
         ) from error
 
 
-def _leave_out(beside: list[Bytes], buffer: pickle.PickleBuffer) -> bool:
-    """Adds memory to `beside` where it is large; returns whether it belongs into the blob."""
-    data = buffer.raw()
-    if data.nbytes < _BESIDE_BYTES:
-        return True
-    beside.append(np.frombuffer(data, np.uint8))
-    return False
+def unpickled(blob: bytes | memoryview, beside: Sequence[np.ndarray[Any, Any]]) -> Any:
+    """Returns the object of a blob, whose large arrays get the memory `beside`."""
+    return _Unpickler(io.BytesIO(blob), beside).load()
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves out the memory of large arrays of numpy, also of those that export no buffer."""
+
+    def __init__(self, file: IO[bytes], beside: list[Bytes]) -> None:
+        super().__init__(file, protocol=5)
+        self._beside = beside
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not np.ndarray or value.nbytes < _BESIDE_BYTES:
+            return NotImplemented
+        if value.dtype.hasobject or not value.flags.forc:
+            return NotImplemented
+        order: Literal["C", "F"] = "C" if value.flags.c_contiguous else "F"
+        self._beside.append(value.reshape(-1, order=order).view(np.uint8))
+        place = len(self._beside) - 1
+        return _Beside, (place, value.dtype, value.shape, order, value.flags.writeable)
+
+
+class _Beside:
+    """Stands in a blob for an array of which the memory is not in it."""
 
 
 def behind_sizes(blob: bytes, beside: Sequence[Bytes]) -> bytes:
@@ -77,9 +98,27 @@ def loaded(file: IO[bytes]) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: IO[bytes], beside: Sequence[np.ndarray[Any, Any]] = ()) -> None:
+        super().__init__(file)
+        self._beside = beside
+
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
+        if found is _Beside:
+            return self._array
         return _scalar if found is _numpy_scalar else found
+
+    def _array(
+        self,
+        place: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        order: Literal["C", "F"],
+        is_writeable: bool,
+    ) -> np.ndarray[Any, Any]:
+        array = self._beside[place].view(dtype).reshape(shape, order=order)
+        array.flags.writeable = is_writeable
+        return array
 
 
 _numpy_scalar: Any = np.void(b"").__reduce__()[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from .blobs import (
     payload_of,
     pickled,
     sizes_before,
+    unpickled,
 )
 
 # What rank 0 tells of its blob: whether it runs code where it is loaded, and whether memory of
@@ -106,10 +106,7 @@ class Broadcast(Call):
         beside = prepared.beside
         if mark & _HAS_BESIDE:
             sizes, blob = sizes_before(blob)
-            if is_root:
-                yield Agree(lambda: (b"", None))
-            else:
-                beside = yield Agree(lambda: (b"", [np.empty(n, np.uint8) for n in sizes]))
+            beside = yield Agree(lambda: (b"", beside or [np.empty(n, np.uint8) for n in sizes]))
             for data in beside:
                 yield Bcast(data, root)
         writing = self.writing
@@ -119,7 +116,7 @@ class Broadcast(Call):
             if is_root and not runs_code:
                 return self.value
             memory = [data.copy() for data in beside] if is_root else beside
-            return pickle.loads(blob, buffers=memory)
+            return unpickled(blob, memory)
 
         if runs_code or len(blob) > LARGE_BYTES:
             value = yield Agree(lambda: (b"", load()))

@@ -2,9 +2,12 @@
 
 import contextvars
 import functools
+import pickle
 import re
 import tracemalloc
+import types
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -216,6 +219,7 @@ def test_broadcast_to_gives_large_arrays_of_an_object_that_are_nobody_elses(stra
         lambda number: np.full((300, 402), number)[:, ::2],
         lambda number: np.full(90_000, number, ">f8"),
         lambda number: np.full(90_000, number, "M8[s]"),
+        lambda number: np.full((200, 300), number, ml_dtypes.bfloat16, order="F"),
         lambda number: np.full(50_000, f"{number}é"),
         lambda number: np.array([(number, 2.0)] * 30_000, [("a", "i4"), ("b", "f8")]),
         lambda number: np.ma.masked_equal(np.arange(90_000) + number, 7),
@@ -227,6 +231,7 @@ def test_broadcast_to_gives_large_arrays_of_an_object_that_are_nobody_elses(stra
         "strided",
         "big endian",
         "dates",
+        "bfloat16",
         "texts",
         "records",
         "masked",
@@ -243,9 +248,33 @@ def test_broadcast_to_gives_large_arrays_of_any_kind(strategy, make):
     assert on_all_ranks(float(given.size)) == expected.size
 
 
-def test_what_rank_0_gives_to_all_takes_memory_for_the_result_and_for_what_comes(strategy):
+class OwnBuffer:
+    """Pickles itself by a buffer of its own, as the classes of other libraries do."""
+
+    def __init__(self, data):
+        self.text = data if isinstance(data, str) else data.decode()
+
+    def __reduce_ex__(self, protocol):
+        return OwnBuffer, (pickle.PickleBuffer(bytearray(self.text, "ascii")),)
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_what_pickles_itself_by_a_buffer_gets_it_back_as_from_pickle(strategy, length):
+    given = strategy.extended.broadcast_to([OwnBuffer("a" * length)])[0].value
+    assert on_all_ranks([given.text == "a" * length]) == [True]
+
+
+def test_one_array_in_several_places_of_an_object_is_one_for_all_too(strategy):
+    weights = np.full(100_000, strategy.rank)
+    tied = types.SimpleNamespace(layer=weights, other=[weights])
+    given = strategy.extended.broadcast_to(tied).value
+    assert on_all_ranks([given.layer is given.other[0], given.layer is weights]) == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, ml_dtypes.bfloat16])
+def test_what_rank_0_gives_to_all_takes_memory_for_the_result_and_for_what_comes(strategy, dtype):
     """By hand it is what comes that is the result."""
-    value = np.full(1_000_000, 1.0 + strategy.rank)
+    value = np.full(1_000_000, 1.0 + strategy.rank, dtype)
     with strategy.scope():
         variable = mr.Variable(np.zeros_like(value))
     calls = [variable.assign, variable.assign_add, strategy.extended.broadcast_to]
