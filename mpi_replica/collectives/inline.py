@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.array_ways import Array
+from ..core.bounded_cache import BoundedCache
 from ..core.options import ReduceOp
 from ..core.tree import in_a_row, tree_of
 from ..ranks.transport import Bytes, Payload
@@ -24,9 +25,6 @@ from .extremes import are_keyed
 from .plan import Plan, Slot, cut
 from .scratch import Scratch
 from .settlement import divide, settle
-
-# A program that makes new shapes all the time must not grow.
-_CACHE_SIZE = 1024
 
 # What a rank is given of all others in a message of its own, at most: adding it up costs more then.
 _MOST_MESSAGE_BYTES = 1 << 16
@@ -201,14 +199,14 @@ class InlineReduction:
             divide(total, self._scale)
 
 
-class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
+class InlineReductions(BoundedCache[tuple[Plan, int], InlineReduction | None]):
     """The `InlineReduction` of each plan by headers of each size; None where it has no place there.
 
     They are made when they are asked for, of the size that the next headers have.
     """
 
     def __init__(self, group: Group) -> None:
-        super().__init__()
+        super().__init__(most_entries=1024)
         self._group = group
         is_far = group.is_between_hosts
         self._most_bytes_of_little = _MOST_FAR_MESSAGE_BYTES if is_far else _MOST_MESSAGE_BYTES
@@ -219,8 +217,6 @@ class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
         self._partials = tree.order.count
 
     def __missing__(self, key: tuple[Plan, int]) -> InlineReduction | None:
-        if len(self) >= _CACHE_SIZE:
-            self.clear()
         plan, _ = key
         sizes = self._group.sizes
         # What a rank contributes at most; infinite where there are streams.
@@ -238,5 +234,4 @@ class InlineReductions(dict[tuple[Plan, int], InlineReduction | None]):
         if is_inline or has_message:
             reduction = InlineReduction(plan, self._group, self._scratch, is_inline=is_inline)
             reduction.header_bytes = sizes.size_of(payload_bytes)
-        self[key] = reduction
-        return reduction
+        return self.keep(key, reduction, len(plan.results))

@@ -56,6 +56,8 @@ ADDRESS = re.compile(" at 0x[0-9a-f]+>")
 
 # Structures of a program are few; a program that makes new ones all the time must not grow.
 _CACHE_SIZE = 4096
+_MOST_LEAVES = 1 << 16
+_MOST_TEXTS = 256  # a call that is known needs none
 
 # What optree need not be asked again: the structures of the commonest nests, dicts, lists and
 # tuples of arrays and plain arguments. Of dicts with the same keys in the same order: the keys in
@@ -64,6 +66,7 @@ _flat_dicts: dict[tuple[str, ...], tuple[list[str], Structure]] = {}
 _flat_sequences: dict[type, dict[int, Structure]] = {list: {}, tuple: {}}
 _flat_arguments: dict[int, Structure] = {}
 _flat: list[dict[Any, Any]] = [_flat_dicts, *_flat_sequences.values(), _flat_arguments]
+_flat_leaves = 0  # of all of them
 # Keys of other types can be equal and yet be others, as 1 and True.
 _STRINGS = frozenset({str})
 # A number for each of them, by its id, which never comes to mean another structure.
@@ -263,15 +266,19 @@ def _learn(value: Any, leaves: Sequence[Any], structure: Structure) -> None:
 
 def _keep(known: dict[Any, Any], name: Any, entry: Any, structure: Structure) -> None:
     """Remembers `structure`, and gives it a number, as long as it is in `known`."""
+    global _flat_leaves
     with _lock:
         if name in known:  # by another thread
             return
-        if sum(map(len, _flat)) >= _CACHE_SIZE:
+        leaves = structure.num_leaves
+        if sum(map(len, _flat)) >= _CACHE_SIZE or _flat_leaves + leaves > _MOST_LEAVES:
+            _flat_leaves = 0
             _numbers.clear()  # first: where a structure was another one may lie
             _numbers[id(_LEAF)] = 0
             for others in _flat:
                 others.clear()
         known[name] = entry
+        _flat_leaves += leaves
         _numbers[id(structure)] = next(_counter)
 
 
@@ -370,7 +377,7 @@ def _one_level(structure: Structure) -> Structure:
     )
 
 
-@functools.lru_cache(maxsize=_CACHE_SIZE)
+@functools.lru_cache(maxsize=_MOST_TEXTS)
 def structure_text(structure: Structure) -> str:
     """Returns a text that tells `structure` from every other one, the same in every process.
 
@@ -388,7 +395,7 @@ def structure_text(structure: Structure) -> str:
     return text
 
 
-@functools.lru_cache(maxsize=_CACHE_SIZE)
+@functools.lru_cache(maxsize=_MOST_TEXTS)
 def leaf_paths(structure: Structure) -> tuple[str, ...]:
     """Returns where each leaf is, as Python writes it.
 

@@ -15,7 +15,7 @@ from .values import DistributedValues, Mirrored
 _PLAIN = frozenset({str, int})
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=256)
 def require_telling_keys(structure: Structure) -> None:
     """Raises where a key of a mapping reads as another one may: their values would be mixed up.
 

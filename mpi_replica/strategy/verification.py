@@ -76,11 +76,12 @@ class Verifying(StrategyBase):
             name = (engine.options if options is None else engine.options.merge(options)).name
         except Exception as error:
             engine.fail("verify", error)
-        place = call_site(1).digest if name is None else name
-        count = engine.verifications[place]
-        engine.verifications[place] = count + 1
-        if count % step:
-            return
+        if step > 1:
+            place = call_site(1).digest if name is None else name
+            count = engine.verifications[place]
+            engine.verifications[place] = count + 1
+            if count % step:
+                return
         detail = "" if step == 1 else f"every={step}"
 
         name_of, layout = self.name_of_variable, self.engine.layout

@@ -1,11 +1,14 @@
 """How many messages a call takes, and of how many bytes: it does not grow with the replicas."""
 
+import gc
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import mpi_replica as mr
 from everywhere import cost_of, gathered
+from mpi_replica.collectives.plan import Plan
 from mpi_replica.ranks.transport import HEADER_BYTES
 
 # What a rank of a large world sends to agree: a few words instead of a header.
@@ -164,3 +167,20 @@ def test_in_large_worlds_what_is_small_travels_in_one_message_behind_the_agreeme
         cost = agreements + headers, agreements * WIDE_BYTES + headers * HEADER_BYTES
         for _ in range(3):
             assert cost_of_call(strategy, SMALL[name]) == cost
+
+
+def test_calls_of_ever_new_shapes_keep_what_is_known_of_so_many_leaves(strategy, monkeypatch):
+    """Each would hold 300 bytes a leaf for ever, or what a program takes with 4096 calls."""
+    monkeypatch.setattr("mpi_replica.core.bounded_cache._MOST_LEAVES", 1000)
+    replicas = strategy.num_replicas_in_sync
+    gc.collect()
+    before = sum(type(one) is Plan for one in gc.get_objects())
+    for length in range(1, 101):
+        value = [np.ones(2)] * 99 + [np.ones(length)]
+        results = strategy.run(lambda v=value: mr.get_replica_context().all_reduce("SUM", v))
+        for result in strategy.experimental_local_results(results[-1]):
+            np.testing.assert_array_equal(result, np.full(length, float(replicas)))
+    gc.collect()
+    after = sum(type(one) is Plan for one in gc.get_objects())
+    # Ten calls of a hundred leaves, in each of two places, and the last few plans.
+    assert max(gathered(after - before)) < 40

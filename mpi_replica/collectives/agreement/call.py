@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Self
 
 from ...core import nest
+from ...core.bounded_cache import BoundedCache
 from ...core.options import CommunicationOptions
 from ...core.telling_keys import require_telling_keys
 from ...ranks.transport import Payload
@@ -17,11 +18,6 @@ from .group import Group
 from .site import CallSite, FunctionIdentity
 from .stand import CallDescription, LeafDescription
 from .steps import Steps
-
-# The same few calls come again and again; a program that makes new ones all the time (uneven
-# shapes) must not grow.
-_CACHE_SIZE = 4096
-_known: dict[Hashable, Known] = {}
 
 
 class Known(NamedTuple):
@@ -32,6 +28,9 @@ class Known(NamedTuple):
     text: str
     #: What a kind of call needs beside; see `Call.make_plan`.
     plan: Any
+
+
+_known: BoundedCache[Hashable, Known] = BoundedCache(4096)
 
 
 class Call:
@@ -86,11 +85,10 @@ class Call:
         known = _known.get(whole)
         if known is None:
             plan = self.make_plan()
-            if len(_known) >= _CACHE_SIZE:
-                _known.clear()
             description = self.describe()
             text = f"{description.what} at {description.where}"
-            known = _known[whole] = Known(description.fingerprint(), text, plan)
+            known = Known(description.fingerprint(), text, plan)
+            _known.keep(whole, known, self.structure.num_leaves)
         self.fingerprint, self.text, self.plan = known
 
     def make_plan(self) -> Any:
