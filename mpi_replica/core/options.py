@@ -160,7 +160,7 @@ class VariableAggregation(enum.Enum):
     ----------
     NONE
         Not at all: all replicas must assign the same value. Synchronized on read it has no one
-        value above the replicas.
+        value above several replicas, nor in ``strategy.scope()``.
     SUM
         Added up.
     MEAN

@@ -60,7 +60,7 @@ class Variable(Assignable, ActsAsValue):
         For error messages.
     synchronization : VariableSynchronization, default AUTO
         ``AUTO`` and ``ON_WRITE``: mirrored, the same on all ranks. ``ON_READ``: each replica has
-        its own component.
+        its own component, which begins with the value: with ``SUM`` they add up to a multiple.
     aggregation : VariableAggregation, default NONE
         How what replicas assign is combined. ``NONE``: all replicas must assign the same value.
 

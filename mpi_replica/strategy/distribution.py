@@ -129,7 +129,7 @@ class Distribution(StrategyBase):
         -----
         No communication; an error is raised here, and on the other ranks at their next collective
         call. A rank reads the rows of its own replicas only, where rows are reached by
-        position.
+        position; and the first row of a batch of which one of them gets none.
 
         Examples
         --------

@@ -85,6 +85,8 @@ class Elastic(ElasticStrategy):
         3
         """
         require_cross_replica(self, "run_elastic")
+        # Packages before their parts: a thread that looks at them takes their locks in this order.
+        from ... import checkpoint, data  # noqa: F401
         from .attempts import run  # with it come input and checkpoints: 15 ms
 
         return run(self, train, state)
