@@ -11,13 +11,14 @@ from typing import Any
 
 from .interrupts import gate
 
+_PACKAGE = __name__.partition(".")[0]
+
 
 class HeldSignals:
     """Keeps the handlers that a program has set from running, until they are let through.
 
-    A handler may raise on any line, of which the others would never hear. Ctrl-C is left to the
-    gate, where that has taken it over. Only the main thread runs handlers; in others it does
-    nothing.
+    A handler may raise on any line, of which the others would never hear. Those of this package do
+    not, and are put back meanwhile. Only the main thread runs handlers; in others it does nothing.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class HeldSignals:
             return
         for number in signal.valid_signals():
             handler = signal.getsignal(number)
-            if callable(handler) and not gate.handles(handler):
+            if callable(handler) and not _is_own(handler):
                 self._handlers[number] = handler  # first: one may come now
                 signal.signal(number, self._note)
 
@@ -48,11 +49,15 @@ class HeldSignals:
     def release(self) -> None:
         """Holds them no more, and lets through what came."""
         try:
-            while self._handlers:
-                number, handler = self._handlers.popitem()
+            for number in [*self._handlers]:
                 if signal.getsignal(number) == self._note:  # the handler may have set another
-                    signal.signal(number, handler)
+                    signal.signal(number, self._handlers[number])
+                del self._handlers[number]
         finally:
             if self._handlers:  # one has come, and raised
                 self.release()
             self.let_through()
+
+
+def _is_own(handler: object) -> bool:
+    return str(getattr(handler, "__module__", "")).partition(".")[0] == _PACKAGE

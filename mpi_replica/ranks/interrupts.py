@@ -54,10 +54,6 @@ class InterruptGate:
             self.abort(128 + number)
         self.is_pending = True
 
-    def handles(self, handler: object) -> bool:
-        """Returns whether a handler is that of the gate."""
-        return handler == self._handle
-
     def close(self) -> None:
         """Holds interrupts back from now on, until `open` was called as often as this."""
         if get_ident() == self.main_thread:
