@@ -131,6 +131,32 @@ def test_a_source_may_fill_one_buffer_again_and_again():
     assert lists(list(Dataset.from_source(Buffered(3)))) == [[0, 0], [1, 1], [2, 2]]
 
 
+def test_rows_lie_in_memory_alike_however_they_are_read():
+    """Sums of them would have other bits: numpy adds in the order of the memory."""
+    rows = np.random.default_rng(0).standard_normal((8, 50, 70)).astype(np.float32)
+    for array in (rows, np.asfortranarray(rows), rows.transpose(0, 2, 1), rows[:, ::-1, ::2]):
+        sums = Dataset.from_tensor_slices(array).map(lambda row: row.sum())
+        expected = [float(each) for each in next(iter(sums.batch(8)))]
+        assert [float(each) for each in sums] == expected
+        kept = Dataset.from_tensor_slices(array).filter(lambda row: True)
+        assert [float(row.sum()) for row in kept] == expected
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype({"names": ["x", "y"], "formats": ["u1", "<f8"], "offsets": [0, 12]}),
+        np.dtype([("a", ">i4", (2,))]),
+        np.dtype(">f8"),
+    ],
+    ids=["gaps", "big-endian parts", "big-endian"],
+)
+def test_one_row_and_several_stack_to_one_dtype(dtype):
+    batches = Dataset.range(3).map(lambda i: np.zeros(2, dtype)).batch(2)
+    several, one = (batch.dtype for batch in batches)
+    assert several == one
+
+
 def test_rows_of_many_sizes_can_be_mapped_to_one_before_they_are_stacked():
     images = [np.ones((n, n)) for n in (2, 5, 3)]
     dataset = Dataset.from_source(images).map(lambda image: image[:2, :2]).batch(3)

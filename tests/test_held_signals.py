@@ -54,6 +54,34 @@ def test_what_comes_waits_for_the_release_and_comes_in_its_order(came):
     assert (signal.getsignal(FIRST), signal.getsignal(SECOND)) == handlers
 
 
+@pytest.mark.parametrize("place", ["hold", "release"])
+def test_what_a_handler_raises_in_between_comes_when_all_are_held_or_put_back(
+    came, monkeypatch, place
+):
+    handlers = signal.getsignal(FIRST), signal.getsignal(SECOND)
+    getsignal = signal.getsignal
+
+    def interrupted(number):
+        if number == SECOND:
+            monkeypatch.setattr(signal, "getsignal", getsignal)
+            signal.raise_signal(SECOND)
+        return getsignal(number)
+
+    signals = HeldSignals()
+    for step in ("hold", "release"):
+        if step == place:
+            monkeypatch.setattr(signal, "getsignal", interrupted)
+        if step == "hold":
+            signals.hold()
+            assert getsignal(FIRST) not in handlers
+            assert getsignal(SECOND) not in handlers
+        else:
+            with pytest.raises(AskedError):
+                signals.release()
+    assert came == [SECOND]
+    assert (getsignal(FIRST), getsignal(SECOND)) == handlers
+
+
 def test_what_is_let_through_comes_once_and_later_ones_are_held_again(came, held):
     signal.raise_signal(SECOND)
     with pytest.raises(AskedError):

@@ -547,6 +547,17 @@ def test_a_key_never_stands_for_two_structures(few_are_kept, values):
             assert structures.setdefault(nest.key(structure), structure) == structure
 
 
+def test_a_few_large_nests_are_known_side_by_side(monkeypatch):
+    """They would drive each other out at each turn of a loop."""
+    monkeypatch.setattr(nest, "_MOST_LEAVES", 10)
+    for number in range(20):
+        nest.flatten_plain([1] * (1000 + number))
+    large = [[1] * 2000, dict.fromkeys(map(str, range(2000)), 1), (1,) * 2000]
+    known = [nest.flatten_plain(value)[1] for value in large]
+    for value, structure in zip(large, known, strict=True):
+        assert nest.flatten_plain(value)[1] is structure
+
+
 @pytest.mark.parametrize(
     "flatten",
     [

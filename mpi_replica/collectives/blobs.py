@@ -55,6 +55,8 @@ def pickled(kind: str, value: Any, who: str, beside: list[Bytes] | None = None) 
 
 def unpickled(blob: bytes | memoryview, beside: Sequence[np.ndarray[Any, Any]]) -> Any:
     """Returns the object of a blob, whose large arrays get the memory `beside`."""
+    if not beside:
+        return pickle.loads(blob)
     return _Unpickler(io.BytesIO(blob), beside).load()
 
 

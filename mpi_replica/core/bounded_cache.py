@@ -8,8 +8,10 @@ from typing import TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-# Of each leaf some 300 bytes are kept.
+# Of each leaf some 300 bytes are kept. A few calls stay, however large: they would drive each other
+# out at each turn of a loop.
 _MOST_LEAVES = 1 << 18
+_FEW = 16
 
 
 class BoundedCache(dict[K, V]):
@@ -30,7 +32,8 @@ class BoundedCache(dict[K, V]):
 
     def keep(self, key: K, value: V, leaves: int) -> V:
         """Keeps and returns what was worked out, for a nest of so many leaves."""
-        if len(self) >= self._most_entries or self._leaves + leaves > _MOST_LEAVES:
+        has_too_many_leaves = len(self) >= _FEW and self._leaves + leaves > _MOST_LEAVES
+        if has_too_many_leaves or len(self) >= self._most_entries:
             self.clear()
             self._leaves = 0
         self[key] = value

@@ -57,6 +57,7 @@ ADDRESS = re.compile(" at 0x[0-9a-f]+>")
 # Structures of a program are few; a program that makes new ones all the time must not grow.
 _CACHE_SIZE = 4096
 _MOST_LEAVES = 1 << 16
+_FEW = 16  # stay, however large
 _MOST_TEXTS = 256  # a call that is known needs none
 
 # What optree need not be asked again: the structures of the commonest nests, dicts, lists and
@@ -270,8 +271,8 @@ def _keep(known: dict[Any, Any], name: Any, entry: Any, structure: Structure) ->
     with _lock:
         if name in known:  # by another thread
             return
-        leaves = structure.num_leaves
-        if sum(map(len, _flat)) >= _CACHE_SIZE or _flat_leaves + leaves > _MOST_LEAVES:
+        leaves, kept = structure.num_leaves, sum(map(len, _flat))
+        if kept >= _CACHE_SIZE or (kept >= _FEW and _flat_leaves + leaves > _MOST_LEAVES):
             _flat_leaves = 0
             _numbers.clear()  # first: where a structure was another one may lie
             _numbers[id(_LEAF)] = 0

@@ -80,7 +80,8 @@ class Slices(DatasetPlan):
         return unflatten(self._structure, specs)
 
     def element(self, position: int, epoch: int, cut: Cut | None) -> Element:
-        return 1, self._given([leaf[position].copy() for leaf in self._leaves])
+        # In their own order in memory, as those that are read together.
+        return 1, self._given([leaf[position].copy("K") for leaf in self._leaves])
 
     def elements(self, positions: Positions, epoch: int) -> list[Any]:
         rows = [leaf[positions] for leaf in self._leaves]
