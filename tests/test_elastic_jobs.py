@@ -199,6 +199,37 @@ def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path):
     assert sorted(done.stdout.splitlines()) == ["1 (0, 1, 2) 150.0", "2 (3, 4, 5) 150.0"]
 
 
+def test_a_spare_that_dies_while_it_waits_is_not_needed_for_a_good_end(tmp_path):
+    """The others never meet it: a job that was done was done again, or ended with 137."""
+    program = """
+    import pathlib, threading
+
+    pid, dies = pathlib.Path(sys.argv[1], "pid"), pathlib.Path(sys.argv[1], "dies")
+    def die_when_asked():
+        while not dies.exists():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+    def ask():
+        if first_rank == 0:
+            while not pid.exists():
+                time.sleep(0.001)
+            dies.touch()
+            while pathlib.Path("/proc", pid.read_text()).exists():
+                time.sleep(0.001)
+    if not strategy.local_replica_ids:
+        threading.Thread(target=die_when_asked, daemon=True).start()
+        pid.with_suffix(".new").write_text(str(os.getpid()))
+        pid.with_suffix(".new").rename(pid)
+    strategy.run_elastic(lambda: train(ask), state)
+    tell(f"{first_rank} {state.total}")
+    """
+    file = written(tmp_path, program)
+    done = elastic("-n", 3, "--spares", 1, "--restarts", 1, file, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 150.0", "1 150.0"]
+    assert "lost rank 2, which waited as a spare" in done.stderr
+
+
 def test_a_spare_that_is_not_traced_works_on_with_ranks_that_are(tmp_path):
     program = """
     import contextlib

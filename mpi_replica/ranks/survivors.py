@@ -120,6 +120,8 @@ class Survivors:
         self.transport: Transport | None = None
         #: The living ranks in the order of their ranks, those that wait last.
         self.members: tuple[Member, ...] = ()
+        #: Spares that were found dead when they were dismissed: nobody else meets them.
+        self.lost_spares: set[Member] = set()
 
     def come_together(self, begin: Callable[[Transport | None], T]) -> T:
         """Leaves the dead behind, and returns what `begin` gives on each rank. Collective.
@@ -371,6 +373,8 @@ class Survivors:
             except self._mpi.Exception as error:
                 if not is_loss(self._mpi, error):
                     raise
+                if error.Get_error_class() != self._mpi.ERR_REVOKED:
+                    self.lost_spares.add(self.members[rank])
 
     def abort(self, status: int) -> None:
         """Ends the processes of all ranks with this exit status."""

@@ -14,9 +14,11 @@ from ...collectives.barrier import BarrierCall
 from ...collectives.strategy_base import StrategyBase
 from ...core.context import open_strategies
 from ...core.exceptions import ContextError, RankLostError, in_words, mark_reporter
+from ...core.layout import numbers_text
 from ...core.tracebacks import printed
 from ...data.epochs import made_apart
 from ...ranks import Dismissal
+from ...ranks.launcher_connection import tell
 from ...ranks.pause import pause
 from ...ranks.survivors import NO_FURTHER_CALL
 from ...ranks.watch.strategy_watch import stall_seconds
@@ -143,6 +145,11 @@ def _dismiss_spares(strategy: ElasticStrategy, error: BaseException | None = Non
             )
             due *= 2
         pause(waited)
+    if error is None and (lost := strategy.survivors.lost_spares):
+        tell(went_on_without=[member.pid for member in lost])
+        if strategy.engine.layout.rank == 0:
+            ranks = numbers_text("rank", sorted(member.first_rank for member in lost))
+            _log.warning("lost %s, which waited as a spare and was not needed.", ranks)
 
 
 def _leave_as_the_others(end: Dismissal) -> None:
