@@ -154,6 +154,9 @@ def test_dtype_is_that_asked_for_or_that_of_the_value(strategy):
         (3.7, ml_dtypes.uint4, TypeError),
         ([7, -9], ml_dtypes.int4, OverflowError),
         (16, ml_dtypes.uint4, OverflowError),
+        (-1, ml_dtypes.uint4, OverflowError),
+        (300, ml_dtypes.int4, OverflowError),
+        (-9, ml_dtypes.int4, OverflowError),
         ([2**64, 1], ml_dtypes.int4, OverflowError),
     ],
     ids=repr,
@@ -571,6 +574,28 @@ def test_dtypes_that_numpy_gets_from_others_hold_what_fits_alone(
     for give in (w.assign, lambda value: strategy.run(w.assign, args=(value,))):
         assert_fails(strategy, kind, f"w.*{w.dtype.name}", lambda give=give: give(does_not))
     assert everywhere(w) == np.asarray(fits, dtype).tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "greatest"),
+    [(ml_dtypes.int4, -8, 7), (ml_dtypes.uint4, 0, 15), (ml_dtypes.int2, -2, 1)],
+    ids=str,
+)
+def test_an_int_that_a_narrow_dtype_can_not_hold_is_an_error_everywhere(
+    strategy, dtype, least, greatest
+):
+    w = variable(strategy, np.zeros((), dtype), name="w")
+    for value in (least, greatest):
+        w.assign(value)
+        assert everywhere(w) == value
+    for value in (least - 1, greatest + 1, 300):
+        for change in (w.assign, w.assign_add):
+            for give in (change, lambda value, change=change: strategy.run(change, args=(value,))):
+                text = f"w.*{value}.*{w.dtype.name} can't hold"
+                assert_fails(
+                    strategy, OverflowError, text, lambda give=give, value=value: give(value)
+                )
+    assert everywhere(w) == greatest
 
 
 def test_the_dtype_never_changes(strategy):
