@@ -74,7 +74,14 @@ def test_decision_5_what_is_no_number_is_a_type_error_that_names_op_and_dtype(op
 @pytest.mark.parametrize("op", ReduceOp)
 @pytest.mark.parametrize(
     ("name", "wide"),
-    [("int2", "int8"), ("int4", "int8"), ("uint4", "uint8"), ("float8_e4m3b11fnuz", "float32")],
+    [
+        ("int2", "int8"),
+        ("int4", "int8"),
+        ("uint4", "uint8"),
+        ("float8_e4m3b11fnuz", "float32"),
+        ("complex32", "complex64"),
+        ("bcomplex32", "complex64"),
+    ],
 )
 def test_numbers_that_are_not_reduced_as_they_are_have_an_error_with_a_wider_dtype(op, name, wide):
     text = rf"{op.name} of {name} is not supported. Convert the leaf first, \.astype\('{wide}'\)"

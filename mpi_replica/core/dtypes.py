@@ -54,17 +54,20 @@ def common(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(dtype.type) if dtype.kind in "bfc" else dtype
 
 
-# To numpy most dtypes of ml_dtypes are no numbers, and hold whatever any other dtype holds.
+# To numpy most dtypes of ml_dtypes are no numbers, and hold whatever any other dtype holds. Which
+# of them are differs by version: complex32 is since 0.7.0, and adds up in 2 bytes each.
 _LIKE: dict[str, np.dtype[Any]] = {
     "uint": np.dtype(np.uint8),
     "int": np.dtype(np.int8),
     "float": np.dtype(np.float16),
+    "complex": np.dtype(np.complex64),
 }
+_FROM_ANOTHER_LIBRARY = 2  # numpy's `dtype.isbuiltin`
 
 
 def like_numpys(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Returns one of numpy with the same kind of numbers for a dtype of ml_dtypes; others as is."""
-    if dtype.kind != "V":
+    if dtype.isbuiltin != _FROM_ANOTHER_LIBRARY:
         return dtype
     return _LIKE.get(dtype.name.removeprefix("b").partition("_")[0].rstrip("0123456789"), dtype)
 
@@ -88,9 +91,9 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
     dtype = common(dtype)
     if dtype.name in _NARROW_FLOATS:
         return np.dtype(np.float32), dtype
-    if dtype.kind not in "biufc":
+    if dtype.kind not in "biufc" or dtype.isbuiltin == _FROM_ANOTHER_LIBRARY:
         like = like_numpys(dtype)
-        if like.kind in "iuf":
+        if like.kind in "iufc":
             wide = "float32" if like.kind == "f" else like.name
             raise TypeError(
                 f"{op.name} of {dtype.name} is not supported. Convert the leaf first,"
