@@ -296,10 +296,8 @@ def _castable(what: str, value: Any, dtype: np.dtype[Any], *, is_first: bool) ->
     """
     array, ours = _array(what, value), like_numpys(dtype)
     if type(value) in (int, float, complex):  # numbers that numpy counts as weak
-        # Of int4, ml_dtypes 0.7.0 makes int4 here, and wraps a large number around.
-        beside = ours if ours.kind in "iu" else dtype
-        try:
-            array = np.asarray(value, dtype=np.result_type(beside, value))
+        try:  # of int4, ml_dtypes 0.7.0 makes int4 here, and wraps a large number around
+            array = np.asarray(value, np.result_type(ours if ours.kind in "iu" else dtype, value))
         except OverflowError:
             raise _overflow(what, value, dtype) from None
         except TypeError:  # a record, say
