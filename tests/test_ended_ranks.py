@@ -7,6 +7,7 @@ something went wrong, and what went wrong is printed once, with the rank that it
 import functools
 import os
 import re
+import select
 import signal
 import time
 
@@ -217,3 +218,34 @@ def test_an_interrupt_of_a_rank_that_is_ending_is_not_lost(launch):
     )
     assert done.returncode == 130
     assert "Exception ignored" not in done.stderr
+
+
+def test_a_rank_that_ends_the_job_does_not_wait_for_ever_for_a_launcher_that_is_stopped(
+    launch, tmp_path
+):
+    """Open MPI 5.0.11 waits in MPI_Abort for its answer, also where it has gone just then."""
+    end = tmp_path / "end"
+    os.mkfifo(end)
+
+    def wait_for_the_end(_):
+        reads = os.open(end, os.O_RDONLY | os.O_NONBLOCK)  # no end before somebody has written
+        ended, *_ = select.select([reads], [], [], LIMIT_SECONDS / 2)
+        os.close(reads)
+        _, launcher_of_rank = (tmp_path / "told-0").read_text().split()
+        os.kill(int(launcher_of_rank), signal.SIGCONT)
+        assert ended
+
+    launch(
+        f"""
+        from mpi_replica.ranks import abort
+
+        abort._SECONDS_TO_ABORT = 0.1
+        mr.MPIStrategy()
+        tell(os.getppid())
+        held = open({str(end)!r}, "w")
+        os.kill(os.getppid(), signal.SIGSTOP)
+        abort.abort_job(MPI, 3)
+        """,
+        1,
+        meanwhile=wait_for_the_end,
+    )
