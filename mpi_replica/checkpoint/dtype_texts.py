@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.dtypes import is_of_another_library
+
 
 def dtype_text(dtype: np.dtype[Any]) -> Any:
     """Returns what stands for a dtype in JSON.
@@ -32,13 +34,12 @@ def dtype_text(dtype: np.dtype[Any]) -> Any:
         return [*fields, dtype.itemsize]
     if dtype.type.__module__ == _NAMED:  # no code of numpy's tells them from plain bytes
         return dtype.name
-    if dtype.hasobject or dtype.isbuiltin == _REGISTERED:
+    if dtype.hasobject or is_of_another_library(dtype):
         raise TypeError(f"{dtype} is no dtype of plain numbers or texts")
     return dtype.str
 
 
 _NAMED = "ml_dtypes"
-_REGISTERED = 2  # by a package other than numpy
 
 
 def dtype_from(text: Any) -> np.dtype[Any]:

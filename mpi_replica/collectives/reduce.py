@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core import nest
 from ..core.array_ways import Array
-from ..core.dtypes import accumulation, as_array, as_arrays, is_narrow_float, wire_name
+from ..core.dtypes import accumulation, as_array, as_arrays, is_narrow_float, like_numpys, wire_name
 from ..core.gpu_tensors import lender, own_results
 from ..core.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from ..core.telling_keys import require_telling_keys
@@ -173,7 +173,8 @@ class AllReduce(Call):
                 if leaf is None:  # which is no other dtype of the same leaf
                     raise none_error(self.kind, path, self.op)
                 dtype = array.dtype
-                if dtype.kind not in "biufc" and (dtype.kind != "V" or dtype.names is not None):
+                kind = like_numpys(dtype).kind
+                if kind not in "biufc" and (kind != "V" or dtype.names is not None):
                     gather, objects = "strategy.gather", "strategy.gather_objects"
                     if self.kind == "all_reduce":
                         gather, objects = "all_gather", "merge_call"

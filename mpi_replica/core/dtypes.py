@@ -62,12 +62,16 @@ _LIKE: dict[str, np.dtype[Any]] = {
     "float": np.dtype(np.float16),
     "complex": np.dtype(np.complex64),
 }
-_FROM_ANOTHER_LIBRARY = 2  # numpy's `dtype.isbuiltin`
+
+
+def is_of_another_library(dtype: np.dtype[Any]) -> bool:
+    """Returns whether a package other than numpy has registered `dtype`, as ml_dtypes its own."""
+    return dtype.isbuiltin == 2
 
 
 def like_numpys(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Returns one of numpy with the same kind of numbers for a dtype of ml_dtypes; others as is."""
-    if dtype.isbuiltin != _FROM_ANOTHER_LIBRARY:
+    if not is_of_another_library(dtype):
         return dtype
     return _LIKE.get(dtype.name.removeprefix("b").partition("_")[0].rstrip("0123456789"), dtype)
 
@@ -91,7 +95,7 @@ def accumulation(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], np.
     dtype = common(dtype)
     if dtype.name in _NARROW_FLOATS:
         return np.dtype(np.float32), dtype
-    if dtype.kind not in "biufc" or dtype.isbuiltin == _FROM_ANOTHER_LIBRARY:
+    if dtype.kind not in "biufc" or is_of_another_library(dtype):
         like = like_numpys(dtype)
         if like.kind in "iufc":
             wide = "float32" if like.kind == "f" else like.name

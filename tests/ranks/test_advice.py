@@ -1,5 +1,6 @@
 """What errors tell the program to do, by the call that raises them."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -109,6 +110,21 @@ def test_texts_are_gathered_by_what_there_is_where_they_were_reduced(strategy):
         lambda: strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", str(replica_id()))),
     )
     assert "Use all_gather for strings and dates, and merge_call" in str(error)
+    check_works(strategy)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.complex32, ml_dtypes.bcomplex32], ids=str)
+def test_narrow_complex_numbers_are_converted_where_they_were_reduced(strategy, dtype):
+    """To numpy they are numbers or not, by the version of ml_dtypes."""
+    values = strategy.run(lambda: np.array([replica_id(), 1j], dtype))
+    for call in (
+        lambda: strategy.reduce("SUM", values, axis=None),
+        lambda: strategy.run(
+            lambda value: mr.get_replica_context().all_reduce("SUM", value), args=(values,)
+        ),
+    ):
+        error = raises_everywhere(TypeError, call)
+        assert "is not supported. Convert the leaf first, .astype('complex64') say." in str(error)
     check_works(strategy)
 
 
